@@ -91,7 +91,7 @@ Maintainer: {maintainer}
 Section: admin
 Priority: optional
 Depends: {depends}
-Recommends: polkitd
+Recommends: polkitd, openssh-client
 Suggests: bash-completion
 Installed-Size: {kilobytes}
 Description: checkpoint, restore and move GPU processes

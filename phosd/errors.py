@@ -82,6 +82,8 @@ class Reason(enum.StrEnum):
     """The program has too many files, mappings or processes for an image."""
     OTHER_CRIU = "other-criu"
     """The image was made by a CRIU that this one cannot read."""
+    OTHER_FORMAT = "other-format"
+    """The image is from elsewhere, in a format that this phosd does not read."""
     OTHER_CPU = "other-cpu"
     """The image needs features that this CPU lacks."""
     CHANGED_FILES = "changed-files"

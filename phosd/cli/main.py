@@ -26,6 +26,10 @@ _COMMANDS = {
     "images": "List the images, oldest first; or tell all about IMAGE, and the device memory that "
     "it holds, in the order in which it is loaded.",
     "note": "Write a note of IMAGE, a line that tells it apart; or show it.",
+    "export": "Write IMAGE to FILE, which `phos import` reads on another machine; - is standard "
+    "output.",
+    "import": "Store the image in FILE, which `phos export` wrote on another machine; - is "
+    "standard input.",
     "verify": "Read all of IMAGES and compare them with their digests.",
     "rm": "Delete IMAGES for good.",
     "prune": "Delete output of `phos run` that nothing needs any more, and with --images old "

@@ -12,6 +12,8 @@ Operation = Literal[
     "suspend",
     "resume",
     "swap",
+    "export",
+    "import",
 ]
 
 

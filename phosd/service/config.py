@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
+from phosd.engine.image.signature import ALLOWED_SIGNERS
 from phosd.engine.operations.admission import DiskLimits, SizeOrShare
 from phosd.service.jobs.limits import MOST_JOBS, JobLimits, UserLimits, limits_of
 from phosd.service.jobs.schedule import PeriodicRule
@@ -67,6 +68,10 @@ class Config:
     """
     metrics_public: bool = False
     """Whether ``metrics`` may be an address that other machines can reach. There is no password."""
+    allowed_signers: Path = ALLOWED_SIGNERS
+    """The keys that may sign images from other machines: a file as ``ssh-keygen -Y verify`` reads
+    it, with names of users as principals. What a key has signed may run as its user.
+    """
     periodic: tuple[PeriodicRule, ...] = ()
     """Rules for periodic checkpoints. The first rule that matches a process applies."""
     limits: tuple[UserLimits, ...] = ()
@@ -169,7 +174,7 @@ def size(text: str | int) -> int:
 
 def _convert(key: str, value: Any) -> Any:
     match key:
-        case "state_dir" | "runtime_dir" | "criu":
+        case "state_dir" | "runtime_dir" | "criu" | "allowed_signers":
             if not isinstance(value, str) or not Path(value).is_absolute():
                 raise ValueError(f"{value!r} is not an absolute path")
             return Path(value)

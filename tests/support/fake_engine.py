@@ -33,6 +33,7 @@ from phosd.engine.system.procfs import ProcessId, boot_id
 from phosd.errors import NoSuchImage, PhosError
 from phosd.service.jobs.options import (
     CheckpointRequest,
+    ImportRequest,
     MigrateRequest,
     RestoreRequest,
     ResumeRequest,
@@ -200,6 +201,28 @@ class FakeEngine:
         progress.phase("load")
         self.act(progress)
         return 4711
+
+    def export_image(
+        self, image: str, caller: int, uid: int, socket: str, progress: Progress
+    ) -> None:
+        self.requests.append((image, caller, uid, socket))
+        self.act(progress)
+
+    def import_image(
+        self, request: ImportRequest, owner: int, uid: int, socket: str, progress: Progress
+    ) -> Manifest:
+        self.requests.append((request, owner, uid, socket))
+        self.act(progress)
+        image = manifest(f"image-{self.made}", owner=owner)
+        self.made += 1
+        self.stored[image.id] = image
+        return image
+
+    def try_import(
+        self, request: ImportRequest, owner: int, uid: int, socket: str
+    ) -> list[Finding]:
+        self.requests.append((request, owner, uid, socket))
+        return self.found
 
     def _move(self, progress: Progress) -> None:
         progress.phase("precopy", bytes_total=1000)

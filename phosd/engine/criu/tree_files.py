@@ -99,7 +99,7 @@ class TreeFiles:
             groups=user.groups,
             mark=secrets.token_hex(4),
             policy=self._policy,
-            open_files=_checkable(details),
+            open_files=checkable(details),
             memory_files=details.memory_files,
             mapped_files=details.mapped_files,
             sources=tuple(sources),
@@ -108,7 +108,8 @@ class TreeFiles:
         )
 
 
-def _checkable(details: CpuDetails) -> tuple[OpenFile, ...]:
+def checkable(details: CpuDetails) -> tuple[OpenFile, ...]:
+    """Return the open files of which a restore needs that they are as they were."""
     # What the kernel tells of a process of the tree is there again when CRIU opens it.
     replaced = {file.path for file in details.memory_files}
     there = (file for file in details.open_files if not file.path.startswith("/proc/"))

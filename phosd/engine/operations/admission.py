@@ -65,17 +65,22 @@ def check_space(
     Raises :class:`OutOfSpace` or :class:`OutOfMemory` if the disk or host memory does not suffice.
     """
     needs = _estimate(group, mode)
+    require_room(node, needs.image, limits)
+    require_host_memory(needs.host)
+    return needs
+
+
+def require_room(node: Node, image: ExpectedSize, limits: DiskLimits = UNLIMITED) -> None:
+    """Raise :class:`OutOfSpace` unless the disk has room for an image."""
     free = node.store.free_bytes() - node.store.write_back.pending_bytes()
     kept = limits.kept_free.of(node.store.disk_bytes())
-    if needs.image.total + kept > free:
+    if image.total + kept > free:
         least = f", of which {_gb(kept)} stay free (min_free)" if kept else ""
         raise OutOfSpace(
-            f"the image needs about {_gb(needs.cpu + needs.gpu)}, {node.store.state} has"
+            f"the image needs about {_gb(image.total)}, {node.store.state} has"
             f" {_gb(free)} free{least}",
             hint="delete images (`phos rm`), or put state_dir on a larger disk",
         )
-    require_host_memory(needs.host)
-    return needs
 
 
 def require_host_memory(wanted: int) -> None:

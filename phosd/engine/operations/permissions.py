@@ -32,6 +32,17 @@ def require_may_restore(manifest: Manifest, caller: int) -> None:
 
     An image may record groups that the user has been removed from since.
     """
+    _require_whole(manifest, caller, "restore")
+
+
+def require_may_export(manifest: Manifest, caller: int) -> None:
+    """Raise :class:`NotAuthorized` unless user ``caller`` may restore the image: who has its bytes
+    has the memory of its programs.
+    """
+    _require_whole(manifest, caller, "export")
+
+
+def _require_whole(manifest: Manifest, caller: int, what: str) -> None:
     if caller == ROOT:
         return
     reasons = [tree.details.privileged for tree in manifest.trees if tree.details is not None]
@@ -43,7 +54,7 @@ def require_may_restore(manifest: Manifest, caller: int) -> None:
         why = f"it would be in group {_name(min(left))}, which uid {caller} is not in (any more)"
     if why:
         raise NotAuthorized(
-            f"uid {caller} may not restore image {manifest.id}: {why}", hint="ask as root"
+            f"uid {caller} may not {what} image {manifest.id}: {why}", hint="ask as root"
         )
 
 

@@ -19,6 +19,7 @@ from phosd.service.api.object_interfaces import (
 )
 from phosd.service.api.object_methods import GpuMethods, ImageMethods, ProcessMethods
 from phosd.service.api.pruning import Pruning
+from phosd.service.api.transfers import Transfers
 from phosd.service.config import Config
 from phosd.service.dbus.caller_pids import CallerPids
 from phosd.service.dbus.object_tree import ObjectTree
@@ -84,6 +85,7 @@ def compose(config: Config, engine: Engine, connection: Connection, history: His
         Lists(inventory, jobs, history, rights, readers, pids),
         Pruning(engine, history, jobs, readers),
         Namespaces(engine, connection.pid_of, readers),
+        Transfers(engine, jobs, rights, readers, write_down),
     )
     tree.publish(ROOT, interface, manager, owner=None)
     return manager

@@ -17,6 +17,7 @@ from phosd.service.api.namespaces import Namespaces
 from phosd.service.api.object_interfaces import gpu_interface, image_interface, process_interface
 from phosd.service.api.object_methods import GpuMethods, ImageMethods, ProcessMethods
 from phosd.service.api.pruning import Pruning
+from phosd.service.api.transfers import Transfers
 from phosd.service.dbus.spec import Interface, describe
 
 
@@ -42,7 +43,7 @@ def document(interface: Interface) -> str:
 def own_interfaces() -> tuple[Interface, ...]:
     """Return the interfaces that phosd defines."""
     return (
-        manager_interface(Images, Moves, Lists, Pruning, Namespaces),
+        manager_interface(Images, Moves, Lists, Pruning, Namespaces, Transfers),
         job_interface(JobMethods),
         process_interface(ProcessMethods),
         image_interface(ImageMethods),

@@ -116,7 +116,7 @@ class Images:
         found = await self._readers.run(
             caller.uid, self._engine.try_checkpoint, pid, options, acting
         )
-        return [_row(each) for each in found]
+        return [check_row(each) for each in found]
 
     @method("TryRestore", "sa{sv}", checks="a(sss)")
     async def try_restore(
@@ -129,7 +129,7 @@ class Images:
         found = await self._readers.run(
             caller.uid, self._engine.try_restore, image, options, acting
         )
-        return [_row(each) for each in found]
+        return [check_row(each) for each in found]
 
     @method("VerifyImage", "sa{sv}", job="o")
     async def verify_image(self, caller: Caller, image: str, options: JobOptions) -> str:
@@ -196,7 +196,7 @@ def _claims(image: str) -> frozenset[str]:
     return frozenset((f"image {image}",))
 
 
-def _row(finding: Finding) -> CheckRow:
+def check_row(finding: Finding) -> CheckRow:
     if finding.trouble is None:
         return finding.what, "", finding.found
     return finding.what, finding.trouble.code, in_one_text(finding.trouble)

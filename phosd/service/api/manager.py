@@ -57,11 +57,12 @@ FEATURES = (
     "safe-points",
     "image-notes",
     "pid-namespaces",
+    "transfers",
 )
 _CHANGEABLE = ("retention_days", "periodic", "limits", "max_jobs", "jobs_per_gpu", "min_free")
 """Settings that can change while phosd runs."""
-_OF_IMAGES = frozenset(("checkpoint", "verify", "delete"))
-"""Jobs that make, judge or remove an image; all others change programs."""
+_OF_IMAGES = frozenset(("checkpoint", "verify", "delete", "export", "import"))
+"""Jobs that make, read or remove an image; all others change programs."""
 _RESULTS_SECONDS = 10.0
 _log = logging.getLogger(__name__)
 

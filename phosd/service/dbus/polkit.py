@@ -48,6 +48,8 @@ class Action(enum.StrEnum):
     MIGRATE = "migrate"
     CANCEL = "cancel"
     RECOVER = "recover"
+    EXPORT = "export"
+    IMPORT = "import"
 
     def on(self, *, own: bool) -> str:
         """Return polkit's name of the action."""

@@ -14,7 +14,7 @@ from phosd.service.jobs.options import END_OF_TIME, Time
 _JOBS = """
 select * from jobs where (:owner is null or owner = :owner)
 and (:pid is null or operation = 'restore' and result = :pid
-     or operation not in ('restore', 'verify', 'delete') and
+     or operation not in ('restore', 'verify', 'delete', 'export', 'import') and
         ' ' || target || ' ' like '% ' || :pid || ' %')
 and (:operation is null or operation = :operation)
 and (:state is null or state = :state)
@@ -48,6 +48,8 @@ Operation = Literal[
     "suspend",
     "resume",
     "swap",
+    "export",
+    "import",
 ]
 
 

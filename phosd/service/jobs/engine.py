@@ -18,6 +18,7 @@ from phosd.engine.system.procfs import ProcessId
 from phosd.errors import PhosError
 from phosd.service.jobs.options import (
     CheckpointRequest,
+    ImportRequest,
     MigrateRequest,
     RestoreRequest,
     ResumeRequest,
@@ -59,6 +60,25 @@ class Engine(Protocol):
 
     def restore(self, image: str, request: RestoreRequest, caller: int, progress: Progress) -> int:
         """Restore an image for user id ``caller``, and return the pid of the restored process."""
+
+    def export_image(
+        self, image: str, caller: int, uid: int, socket: str, progress: Progress
+    ) -> None:
+        """Send an image to the process of user ``uid`` that listens at the abstract ``socket``,
+        with the rights of ``caller``. Raises ``ImageCorrupt``.
+        """
+
+    def import_image(
+        self, request: ImportRequest, owner: int, uid: int, socket: str, progress: Progress
+    ) -> Manifest:
+        """Store the image that such a process sends for user ``owner``, and return it. Raises
+        ``ImageCorrupt``, ``NotAuthorized``, ``OutOfSpace`` and what restores raise.
+        """
+
+    def try_import(
+        self, request: ImportRequest, owner: int, uid: int, socket: str
+    ) -> list[Finding]:
+        """Return what an import checks before it asks for chunks, and what came of that."""
 
     def migrate(
         self, pid: int, to: str, request: MigrateRequest, caller: int, progress: Progress

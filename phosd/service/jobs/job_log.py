@@ -64,7 +64,7 @@ def ended(job: Job) -> None:
 
 
 def _fields(job: Job) -> dict[str, str]:
-    of_image = job.task.operation in ("restore", "verify", "delete")
+    of_image = job.task.operation in ("restore", "verify", "delete", "export", "import")
     name = "PHOS_IMAGE" if of_image else "PHOS_PID"
     target = job.task.target.partition(" ")[0]  # of a swap: the process to suspend
     return {"PHOS_JOB": str(job.number), name: target}

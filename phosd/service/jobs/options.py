@@ -9,6 +9,7 @@ from typing import Annotated
 import msgspec
 
 from phosd.engine.operations.checkpoint import CheckpointChoices
+from phosd.engine.operations.import_image import ImportChoices
 from phosd.engine.operations.migrate import MigrateChoices
 from phosd.engine.operations.restore import RestoreOptions
 from phosd.engine.operations.resume import ResumeChoices
@@ -52,6 +53,16 @@ class OwnCheckpointRequest(CheckpointRequest, frozen=True, omit_defaults=True, k
 class RestoreRequest(RestoreOptions, frozen=True):
     """Options of a restore."""
 
+    token: Token = ""
+
+
+class ImportRequest(ImportChoices, frozen=True):
+    """Options of an import. ``owner``: to whom the image is going to belong, by default the caller;
+    ``trust``: though nobody has signed it. For root.
+    """
+
+    owner: Annotated[int, msgspec.Meta(ge=0, lt=(1 << 32) - 1)] | None = None
+    trust: bool = False
     token: Token = ""
 
 

@@ -23,9 +23,12 @@ from phosd.engine.node import inspection
 from phosd.engine.node.gpus import GpuInfo, divided, list_gpus
 from phosd.engine.node.node import Node, NodeConfig
 from phosd.engine.operations.admission import DiskLimits, context_bytes
+from phosd.engine.operations.caller_stream import CallerStream
 from phosd.engine.operations.checkpoint import CheckpointOptions, checkpoint, try_checkpoint
+from phosd.engine.operations.export_image import export_image
+from phosd.engine.operations.import_image import ImportOptions, import_image, try_import
 from phosd.engine.operations.migrate import MigrateOptions, migrate
-from phosd.engine.operations.permissions import ROOT, require_may_restore
+from phosd.engine.operations.permissions import ROOT, require_may_export, require_may_restore
 from phosd.engine.operations.pid_namespace import make_pid_namespace
 from phosd.engine.operations.restore import restore, try_restore
 from phosd.engine.operations.resume import ResumeOptions, resume
@@ -40,12 +43,15 @@ from phosd.errors import ImageCorrupt, Internal, PhosError, Reason, Unsupported
 from phosd.service.config import Config
 from phosd.service.jobs.options import (
     CheckpointRequest,
+    ImportRequest,
     MigrateRequest,
     RestoreRequest,
     ResumeRequest,
     SuspendRequest,
 )
 
+_DRY_RUN_SECONDS = 30.0
+"""Seconds without a byte after which a dry run of an import ends."""
 _log = logging.getLogger(__name__)
 _Struct = TypeVar("_Struct", bound=msgspec.Struct)
 _T = TypeVar("_T")
@@ -68,6 +74,7 @@ class NodeEngine:
             )
         )
         self._limits = config.disk_limits
+        self._signers = config.allowed_signers
 
     def settle(self, interrupted: Sequence[InterruptedJob]) -> dict[int, str]:
         return settle(self._node, interrupted)
@@ -143,6 +150,31 @@ class NodeEngine:
     def restore(self, image: str, request: RestoreRequest, caller: int, progress: Progress) -> int:
         require_may_restore(self.image(image), caller)
         return restore(self._node, image, request, progress).pid
+
+    def export_image(
+        self, image: str, caller: int, uid: int, socket: str, progress: Progress
+    ) -> None:
+        require_may_export(self.image(image), caller)
+        with CallerStream(socket, uid, progress) as stream:
+            export_image(self._node.store, image, stream, progress)
+
+    def import_image(
+        self, request: ImportRequest, owner: int, uid: int, socket: str, progress: Progress
+    ) -> Manifest:
+        with CallerStream(socket, uid, progress) as stream:
+            return import_image(self._node, self._import(request, owner), stream, progress)
+
+    def try_import(
+        self, request: ImportRequest, owner: int, uid: int, socket: str
+    ) -> list[Finding]:
+        progress = Progress()
+        with CallerStream(socket, uid, progress, _DRY_RUN_SECONDS) as stream:
+            return try_import(self._node, self._import(request, owner), stream, progress)
+
+    def _import(self, request: ImportRequest, owner: int) -> ImportOptions:
+        said = msgspec.structs.asdict(request) | {"owner": owner}
+        del said["token"]
+        return ImportOptions(**said, signers=self._signers, limits=self._limits)
 
     def migrate(
         self, pid: int, to: str, request: MigrateRequest, caller: int, progress: Progress

@@ -16,13 +16,14 @@ from tests.system.faults.case import (
     SAFE_POINT,
     STANDING,
     SUSPEND,
+    TRANSFER,
     WRITE_BACK,
 )
 
 
 def test_every_point_is_met_by_one_kind_of_job() -> None:
     moving = (*MIGRATE, *SUSPEND, *RESUME, *GROUP_STOP, *STANDING, *SAFE_POINT)
-    met = Counter([*CHECKPOINT, *RESTORE, *DELETE, *moving, *WRITE_BACK, *HOOK])
+    met = Counter([*CHECKPOINT, *RESTORE, *DELETE, *moving, *WRITE_BACK, *TRANSFER, *HOOK])
     assert met == Counter(Point)
 
 

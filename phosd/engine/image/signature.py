@@ -1,0 +1,91 @@
+"""Check who has signed an image from elsewhere, with OpenSSH's ``ssh-keygen``."""
+
+import os
+import pwd
+import subprocess
+import tempfile
+from pathlib import Path
+
+from phosd.engine.image import private_files
+from phosd.errors import Internal, NotAuthorized, PhosError, Timeout
+from phosd.portable import SIGNED_FOR, Head
+
+ALLOWED_SIGNERS = Path("/etc/phos/allowed_signers")
+_SECONDS = 60.0
+_MOST_SIGNERS = 1 << 20
+_HINT = (
+    "have it signed (`--sign KEY` of `phos export` and `phos push`) with a key that {file} lists "
+    "for {whom}, or import it as root with --trust"
+)
+
+
+def require_signed(head: Head, owner: int, signers: Path, work: Path) -> None:
+    """Raise :class:`NotAuthorized` unless the manifest is signed by a key that ``signers`` lists
+    for the user ``owner``.
+
+    ``signers`` is an ``allowed_signers`` file (``ssh-keygen(1)``) of root's, with names of users as
+    principals. ``work`` is a folder of root's alone, for the time of the check.
+    """
+    whom = _name(owner)
+    hint = _HINT.format(file=signers, whom=whom)
+    if not head.signature:
+        raise NotAuthorized("nobody has signed the image", hint=hint)
+    _require_signers(signers, hint)
+    with tempfile.TemporaryDirectory(prefix="signature-", dir=work) as folder:
+        signature = Path(folder, "signature")
+        private_files.write_durably(signature, head.signature)
+        words = ["ssh-keygen", "-Y", "verify", "-f", str(signers), "-I", whom, "-n", SIGNED_FOR]
+        try:
+            done = subprocess.run(
+                [*words, "-s", str(signature)],
+                input=head.manifest,
+                capture_output=True,
+                timeout=_SECONDS,
+                env={"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"},
+                check=False,
+            )
+        except FileNotFoundError as error:
+            raise Internal(
+                "signatures cannot be checked: there is no ssh-keygen",
+                hint="install openssh-client, or import the image as root with --trust",
+            ) from error
+        except subprocess.TimeoutExpired as error:
+            raise Timeout(
+                f"ssh-keygen has not checked the signature within {_SECONDS:.0f} s",
+                hint="try again when the machine is less busy",
+            ) from error
+    if done.returncode != 0:
+        said = (done.stderr or done.stdout).decode(errors="replace").strip().splitlines()
+        why = f" ({said[-1]})" if said else ""
+        raise NotAuthorized(
+            f"the signature of the image is not one of {whom}'s for this image{why}", hint=hint
+        )
+
+
+def _require_signers(signers: Path, hint: str) -> None:
+    """Raise unless the file is there, and nobody but root may change it."""
+    try:
+        os.close(private_files.open_private(signers, os.O_RDONLY, lent=True))
+        size = signers.stat().st_size
+    except FileNotFoundError as error:
+        raise NotAuthorized(
+            f"no key is trusted here to sign images: there is no {signers}", hint=hint
+        ) from error
+    except (PhosError, OSError) as error:
+        raise NotAuthorized(
+            f"the keys in {signers} are not trusted: {error}",
+            hint="have the file belong to root, and nobody else write to it",
+        ) from error
+    if size > _MOST_SIGNERS:
+        raise NotAuthorized(f"{signers} is larger than {_MOST_SIGNERS} bytes", hint=hint)
+
+
+def _name(user: int) -> str:
+    """Return the name of a user, for which a key is listed."""
+    try:
+        return pwd.getpwuid(user).pw_name
+    except KeyError as error:
+        raise NotAuthorized(
+            f"for whom keys are listed is not known: uid {user} has no entry in the user database",
+            hint="import the image as root with --trust",
+        ) from error

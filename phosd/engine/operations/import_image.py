@@ -1,0 +1,303 @@
+"""Take an image from the program that brings it (docs/design/protocols.md, Import).
+
+The manifest comes first, and nothing of it is taken on trust. Who has signed it, whether the store
+has room, and whether the image could be restored here is known before the first chunk is asked for.
+Every chunk is compared with its hash, and gets the store's own digest. The image is invisible until
+it is whole; until then its end leaves nothing.
+"""
+
+import hashlib
+import mmap
+import os
+from collections import defaultdict, deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from phosd.engine.criu import file_worker
+from phosd.engine.criu.file_worker import Orders, Policy
+from phosd.engine.criu.restore import require_restorable
+from phosd.engine.criu.saved_tree import saved_trees
+from phosd.engine.criu.tree_files import checkable
+from phosd.engine.digest import digest_buffer
+from phosd.engine.faults import Point, point
+from phosd.engine.image import private_files
+from phosd.engine.image.manifest import CHUNK, ChunkRef, Manifest
+from phosd.engine.image.name import next_number
+from phosd.engine.image.packs import CAPACITY, HEADER, RECORD, header_fields, record_size
+from phosd.engine.image.portable import PortableImage, image_with, parsed
+from phosd.engine.image.signature import ALLOWED_SIGNERS, require_signed
+from phosd.engine.image.store import ExpectedSize, ImageWriter
+from phosd.engine.image.writer import Pack
+from phosd.engine.job.cancellation import Cancellation
+from phosd.engine.job.checks import Check, Finding, findings, require_all
+from phosd.engine.job.progress import Progress
+from phosd.engine.node.machine import same_machine
+from phosd.engine.node.node import Node
+from phosd.engine.operations.admission import UNLIMITED, DiskLimits, require_room
+from phosd.engine.operations.caller_stream import CallerStream
+from phosd.engine.operations.permissions import ROOT, require_may_restore
+from phosd.errors import ImageCorrupt, NotAuthorized
+from phosd.portable import Chunk, packed_map, read_head
+
+_THREADS = min(8, os.cpu_count() or 1)
+_AHEAD = 2 * _THREADS
+"""Chunks that have come and are not written yet."""
+_SPARE = 1 << 20
+"""Bytes that the names and folders of CRIU's files take."""
+
+
+class ImportChoices(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What users may choose of an import. ``anyway``: also if it could not be restored here now."""
+
+    anyway: bool = False
+
+
+class ImportOptions(ImportChoices, frozen=True, kw_only=True):
+    """Options of an import. The image is going to belong to user ``owner``. With ``trust`` it needs
+    no signature; otherwise one by a key that ``signers`` lists for this user.
+    """
+
+    owner: int
+    trust: bool = False
+    signers: Path = ALLOWED_SIGNERS
+    limits: DiskLimits = UNLIMITED
+
+
+def import_image(
+    node: Node, options: ImportOptions, stream: CallerStream, progress: Progress
+) -> Manifest:
+    """Store the image that comes over ``stream``, and return its manifest here."""
+    progress.phase("receive manifest")
+    found = _received(node, options, stream)
+    if not options.anyway:
+        require_all(_restorable(node, found, progress))
+    progress.check()
+    size = ExpectedSize(found.file_bytes + _SPARE, found.device_bytes)
+    require_room(node, size, options.limits)
+    quota = options.limits.quota(options.owner)
+    with node.store.begin(options.owner, quota, node.suspend_store.taken, size) as writer:
+        writer.reserve(found.file_bytes + found.device_bytes)
+        progress.phase("receive", bytes_total=sum(chunk.length for chunk in found.chunks))
+        stream.send(packed_map([True] * len(found.chunks)))
+        places = _Receiver(node, found, writer, stream, progress).receive()
+        progress.phase("publish")
+        manifest = _of_this_store(node, found, writer, places, options.owner)
+        for tree in saved_trees(manifest, writer.folder):
+            require_restorable(node.criu, tree)
+        progress.check()
+        point(Point.IMPORT_PUBLISH)
+        writer.publish(manifest)
+    progress.finish()
+    return manifest
+
+
+def try_import(
+    node: Node, options: ImportOptions, stream: CallerStream, cancellation: Cancellation
+) -> list[Finding]:
+    """Return what stands in the way of the image whose manifest comes over ``stream``: of its
+    import and of its restore here. Nothing is stored.
+
+    Raises what the manifest itself, its signature or its owner stand in the way with.
+    """
+    found = _received(node, options, stream)
+    size = ExpectedSize(found.file_bytes + _SPARE, found.device_bytes)
+    room = partial(require_room, node, size, options.limits)
+    return findings([("space", room), *_restorable(node, found, cancellation)])
+
+
+def _received(node: Node, options: ImportOptions, stream: CallerStream) -> PortableImage:
+    """Receive a manifest, and return it if it may be imported.
+
+    A signature is checked before a byte of what it is for is looked at.
+    """
+    head = read_head(stream.receive)
+    if not options.trust:
+        require_signed(head, options.owner, options.signers, node.config.runtime_dir)
+    found = parsed(head.manifest)
+    require_may_own(found.image, options.owner)
+    return found
+
+
+def require_may_own(image: Manifest, owner: int) -> None:
+    """Raise :class:`NotAuthorized` unless all of an image would run as the user ``owner``; root may
+    own every image.
+    """
+    if owner == ROOT:
+        return
+    others = {tree.details.uid for tree in image.trees if tree.details is not None} - {owner}
+    if others:
+        raise NotAuthorized(
+            f"the image is of a program of uid {min(others)}, and uid {owner} cannot own it",
+            hint="import it as root, for whom it may be restored",
+        )
+    require_may_restore(image, owner)
+
+
+def _restorable(
+    node: Node, found: PortableImage, cancellation: Cancellation | None
+) -> Iterator[Check]:
+    """Yield the checks whether the image could be restored here, as far as its manifest tells."""
+    yield from same_machine(found.image, node.criu)
+    yield "files", partial(_require_files, found.image, cancellation)
+
+
+def _require_files(image: Manifest, cancellation: Cancellation | None) -> None:
+    """Raise :class:`Unsupported` for programs, libraries and other files that are not here, or are
+    others. A process of their user's looks at them.
+    """
+    for tree in saved_trees(image, Path()):
+        details, user = tree.details, tree.user
+        orders = Orders(
+            uid=user.uid,
+            gid=user.gid,
+            groups=user.groups,
+            mark="",
+            policy=Policy.CUT,
+            open_files=checkable(details),
+            mapped_files=details.mapped_files,
+        )
+        file_worker.require_usable(file_worker.work(orders, cancellation=cancellation))
+
+
+def _of_this_store(
+    node: Node,
+    found: PortableImage,
+    writer: ImageWriter,
+    places: dict[int, ChunkRef],
+    owner: int,
+) -> Manifest:
+    """Return the manifest of the image in this store. Cgroups are those of the machine that it was
+    made on; here others may have their names.
+    """
+    replace = msgspec.structs.replace
+    trees = []
+    for tree in found.image.trees:
+        assert tree.details is not None  # it was checked
+        details = replace(tree.details, cgroups=None)
+        trees.append(replace(tree, files=writer.seal(tree.folder), details=details))
+    name = found.image.name
+    return replace(
+        image_with(found, places),
+        id=writer.id,
+        owner=owner,
+        trees=tuple(trees),
+        number=next_number(name, owner, node.store.list()) if name else 0,
+    )
+
+
+class _Receiver:
+    """Receives the chunks of an image in order, and writes each to where it belongs."""
+
+    def __init__(
+        self,
+        node: Node,
+        found: PortableImage,
+        writer: ImageWriter,
+        stream: CallerStream,
+        progress: Progress,
+    ) -> None:
+        self._key = node.store.key
+        self._found = found
+        self._writer = writer
+        self._stream = stream
+        self._progress = progress
+        self._packs: list[Pack] = []
+        self._end = 0
+        self._parts: defaultdict[int, list[tuple[Path, int]]] = defaultdict(list)
+
+    def receive(self) -> dict[int, ChunkRef]:
+        """Receive and write all. Returns the place of each chunk of device memory."""
+        what = f"image {self._writer.id}"
+        in_memory = self._found.in_memory
+        with private_files.space_errors(what):
+            self._make_files()
+        self._packs = self._writer.packs(len(in_memory)) if in_memory else []
+        places: dict[int, ChunkRef] = {}
+        begun: deque[Future[tuple[int, ChunkRef | None]]] = deque()
+
+        def take_first() -> None:
+            number, ref = begun.popleft().result()
+            if ref is not None:
+                places[number] = ref
+                self._writer.stored[ref.digest] = ref
+            self._progress.advance(self._found.chunks[number].length)
+
+        with private_files.space_errors(what), ThreadPoolExecutor(_THREADS) as pool:
+            try:
+                for number, chunk in enumerate(self._found.chunks):
+                    buffer = mmap.mmap(-1, RECORD)
+                    with memoryview(buffer) as view:
+                        self._stream.receive_into(view[HEADER : HEADER + chunk.length])
+                    if point(Point.IMPORT_RECEIVE):
+                        buffer[HEADER] ^= 1
+                    place = self._next_place(chunk.length) if number in in_memory else None
+                    begun.append(pool.submit(self._write, number, chunk, buffer, place))
+                    if len(begun) > _AHEAD:
+                        take_first()
+                while begun:
+                    take_first()
+            finally:
+                pool.shutdown(cancel_futures=True)
+        return places
+
+    def _make_files(self) -> None:
+        """Make CRIU's files, full of zeros, and note which parts of them each chunk is."""
+        for folder, file in self._found.named():
+            path = self._writer.folder / folder / file.path
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+            descriptor = os.open(path, flags, 0o600)
+            try:
+                os.ftruncate(descriptor, file.size)
+            finally:
+                os.close(descriptor)
+            for index, number in enumerate(file.chunks):
+                self._parts[number].append((path, index * CHUNK))
+
+    def _next_place(self, length: int) -> tuple[Pack, int]:
+        """Return the place for the next chunk of device memory."""
+        if self._end + record_size(length) > CAPACITY:
+            self._packs.pop(0)
+            self._end = 0
+        offset, self._end = self._end, self._end + record_size(length)
+        return self._packs[0], offset
+
+    def _write(
+        self, number: int, chunk: Chunk, buffer: mmap.mmap, place: "tuple[Pack, int] | None"
+    ) -> tuple[int, ChunkRef | None]:
+        with memoryview(buffer) as whole, whole[HEADER : HEADER + chunk.length] as content:
+            if hashlib.sha256(content).hexdigest() != chunk.sha256:
+                raise ImageCorrupt(
+                    f"chunk {number} of the image has come with other bytes than it was sent with",
+                    hint="import it again; if that says the same, have it exported again",
+                )
+            for path, offset in self._parts.get(number, ()):
+                self._write_part(path, offset, content)
+            if place is None:
+                return number, None
+            pack, offset = place
+            digest = digest_buffer(self._key, content)[0]
+            fields = header_fields(self._writer.id, self._writer.owner, digest, chunk.length)
+            whole[: len(fields)] = fields
+            _write_all(pack.fd, whole[: record_size(chunk.length)], offset)
+        return number, ChunkRef(digest.hex(), pack.number, offset, chunk.length)
+
+    def _write_part(self, path: Path, offset: int, content: memoryview) -> None:
+        if not bytes(content).strip(b"\0"):  # it stays a hole
+            return
+        descriptor = os.open(path, os.O_WRONLY | os.O_NOFOLLOW)
+        try:
+            _write_all(descriptor, content, offset)
+        finally:
+            os.close(descriptor)
+
+
+def _write_all(descriptor: int, data: Any, offset: int) -> None:
+    while data:
+        count = os.pwrite(descriptor, data, offset)
+        data, offset = data[count:], offset + count

@@ -1,0 +1,395 @@
+"""Images between stores with different keys: what arrives is what was saved, or nothing is kept."""
+
+import io
+import os
+import shutil
+import struct
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from phosd.client.transfer import Link, Transfer, head_of, send_from, signature_of, write_to
+from phosd.engine.criu import image_file
+from phosd.engine.criu.image_file import Field
+from phosd.engine.image.cpu_manifest import CpuDetails
+from phosd.engine.image.manifest import CHUNK, Block, Manifest, Tree
+from phosd.engine.image.packs import HEADER
+from phosd.engine.image.portable import PortableImage, parsed
+from phosd.engine.image.store import Store
+from phosd.engine.image.verify import verify
+from phosd.engine.job.progress import Progress
+from phosd.engine.node.node import Node, NodeConfig
+from phosd.engine.operations.admission import DiskLimits
+from phosd.engine.operations.caller_stream import CallerStream
+from phosd.engine.operations.export_image import export_image
+from phosd.engine.operations.import_image import ImportOptions, import_image, require_may_own
+from phosd.errors import (
+    Cancelled,
+    ImageCorrupt,
+    NotAuthorized,
+    OutOfSpace,
+    PhosError,
+    Timeout,
+    Unsupported,
+)
+from phosd.portable import FORMAT, Head
+from tests.support.samples import append, everything, manifest_of
+
+PREFIX = struct.calcsize("<8sIIQ")
+MEMORY = b"\1" * CHUNK + bytes(CHUNK) + b"\2" * CHUNK + b"\1" * CHUNK + os.urandom(8192)
+FILES = {"pages-1.img": b"\3" * 5000 + bytes(3 * CHUNK) + b"\1" * CHUNK, "sub/empty.img": b""}
+
+
+def core() -> bytes:
+    """A file as CRIU writes it of a thread of root's."""
+    creds = image_file.message(Field.of(number, 0) for number in range(1, 9))
+    thread = image_file.message([Field.of(10, creds)])
+    text = image_file.message([Field.of(5, thread)])
+    return bytes(8) + struct.pack("<I", len(text)) + text
+
+
+def publish(store: Store, memory: bytes = MEMORY) -> Manifest:
+    """Publish an image of this memory, which says of its tree what a restore asks for."""
+    with store.begin(0) as writer:
+        parts = [memory[at : at + CHUNK] for at in range(0, len(memory), CHUNK)]
+        (pack,) = writer.packs(len(parts))
+        stored = {part: append(store, writer, pack, part) for part in dict.fromkeys(parts)}
+        chunks = tuple(stored[part] for part in parts)
+        for name, data in {**FILES, "core-7.img": core()}.items():
+            path = writer.folder / "criu-0" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+        details = CpuDetails(0, 0, (), "", "refuse", False, 0)
+        tree = Tree(7, "criu-0", writer.seal("criu-0"), details)
+        block = Block(0, 1, 0x7F0000000000, len(memory), 0, chunks)
+        manifest = manifest_of(writer, [block], [tree])
+        writer.publish(manifest)
+    return manifest
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Store:
+    return Store(tmp_path / "here")
+
+
+@pytest.fixture
+def there(tmp_path: Path) -> Iterator[Node]:
+    with Node(NodeConfig(tmp_path / "there", tmp_path / "run")) as node:
+        yield node
+
+
+def options(**changes: Any) -> ImportOptions:
+    return ImportOptions(**{"owner": 0, "trust": True, "anyway": True, **changes})
+
+
+def exported(store: Store, image: str, key: Path | None = None) -> bytes:
+    file = io.BytesIO()
+    with Transfer(lambda link: write_to(link, file, key)) as transfer:
+        with CallerStream(transfer.name, os.geteuid(), Progress()) as stream:
+            export_image(store, image, stream, Progress())
+        transfer.result()
+    return file.getvalue()
+
+
+def sent(node: Node, work: Callable[[Link], object], chosen: ImportOptions) -> Manifest:
+    with (
+        Transfer(work) as transfer,
+        CallerStream(transfer.name, os.geteuid(), Progress()) as stream,
+    ):
+        return import_image(node, chosen, stream, Progress())
+
+
+def imported(node: Node, data: bytes, chosen: ImportOptions | None = None) -> Manifest:
+    """Import these bytes, whatever they are."""
+    return sent(node, lambda link: link.write(data), chosen or options())
+
+
+def parts(data: bytes) -> tuple[Head, bytes]:
+    """Take an exported image apart: its head, and its chunks."""
+    file = io.BytesIO(data)
+    head = head_of(file, "the image")
+    return head, file.read()
+
+
+def forged(data: bytes, change: Callable[[dict[str, Any]], object]) -> bytes:
+    """The image with another manifest."""
+    head, rest = parts(data)
+    manifest = msgspec.json.decode(head.manifest)
+    change(manifest)
+    return Head(msgspec.json.encode(manifest), head.signature).packed + rest
+
+
+def nothing_kept(node: Node) -> bool:
+    return not everything(node.store.state) and not node.store.reservations
+
+
+def test_what_arrives_is_what_was_saved(here: Store, there: Node) -> None:
+    image = publish(here)
+    data = exported(here, image.id)
+    head, rest = parts(data)
+    found = parsed(head.manifest)
+    # Of memory: ones, zeros, twos, and the last; of the files: core, threes, zeros and ones' ends.
+    assert len(found.chunks) < len(MEMORY) // CHUNK + 8
+    assert len(rest) == sum(chunk.length for chunk in found.chunks)
+
+    file = io.BytesIO(data)
+    head = head_of(file, "the image")
+    arrived = sent(there, lambda link: send_from(link, head, file, "the image"), options())
+    assert there.store.list() == [arrived]
+    verify(there.store, arrived.id, Progress())
+    with there.store.open(arrived.id) as opened:
+        for name, content in FILES.items():
+            descriptor = opened.open_file("criu-0", name)
+            with os.fdopen(descriptor, "rb") as saved:
+                assert saved.read() == content
+        memory = b"".join(
+            os.pread(opened.packs[ref.pack], ref.length, ref.offset + HEADER)
+            for block in arrived.blocks
+            for ref in block.chunks
+        )
+    assert memory == MEMORY
+    # Named by another key, and of the same content to everybody.
+    digests = {ref.digest for block in image.blocks for ref in block.chunks}
+    assert not digests & {ref.digest for block in arrived.blocks for ref in block.chunks}
+    again = parsed(parts(exported(there.store, arrived.id))[0].manifest)
+    assert (again.chunks, again.files, again.blocks) == (found.chunks, found.files, found.blocks)
+    assert parts(exported(here, image.id))[0] == parts(data)[0]  # the same bytes each time
+
+
+def test_nothing_is_kept_of_what_is_cut_short_or_changed(here: Store, there: Node) -> None:
+    data = exported(here, publish(here).id)
+    head, _ = parts(data)
+    end = PREFIX + len(head.manifest)
+    for cut in (0, PREFIX - 1, PREFIX + 9, end - 1, end, end + 17, end + CHUNK, len(data) - 1):
+        with pytest.raises(Cancelled):
+            imported(there, data[:cut])
+        assert nothing_kept(there), cut
+    for place in (0, 9, PREFIX, PREFIX + 40, end, end + 6000, len(data) - 1):
+        changed = bytearray(data)
+        changed[place] ^= 4
+        with pytest.raises(PhosError) as raised:
+            imported(there, bytes(changed))
+        assert isinstance(raised.value, ImageCorrupt | Unsupported), (place, raised.value)
+        assert nothing_kept(there), place
+    imported(there, data)
+
+
+def test_other_formats_are_refused_by_name(here: Store, there: Node) -> None:
+    data = bytearray(exported(here, publish(here).id))
+    newer = struct.pack("<I", FORMAT + 1)
+    with pytest.raises(Unsupported, match=f"a newer phosd, format {FORMAT + 1}") as raised:
+        imported(there, bytes(data[:8] + newer + data[12:]))
+    assert raised.value.reason == "other-format"
+    for change in (
+        lambda manifest: manifest.update(format=FORMAT + 1, more="things"),
+        lambda manifest: manifest["image"].update(format=2, more="things"),
+    ):
+        with pytest.raises(Unsupported, match="a newer phosd"):
+            imported(there, forged(bytes(data), change))
+    assert nothing_kept(there)
+
+
+def _file(path: str) -> Callable[[dict[str, Any]], object]:
+    def change(manifest: dict[str, Any]) -> None:
+        manifest["files"][0][0][0] = path
+
+    return change
+
+
+def _image(**changes: Any) -> Callable[[dict[str, Any]], object]:
+    return lambda manifest: manifest["image"].update(changes)
+
+
+def _process(**changes: Any) -> Callable[[dict[str, Any]], object]:
+    return lambda manifest: manifest["image"]["processes"][0].update(changes)
+
+
+def _details(**changes: Any) -> Callable[[dict[str, Any]], object]:
+    return lambda manifest: manifest["image"]["trees"][0]["details"].update(changes)
+
+
+HOSTILE: dict[str, Callable[[dict[str, Any]], object]] = {
+    "a file above": _file("../../../../etc/passwd"),
+    "a file from the root": _file("/etc/passwd"),
+    "a file that is the manifest": lambda m: m["image"]["trees"][0].update(folder="."),
+    "a folder above": lambda m: m["image"]["trees"][0].update(folder="criu-0/.."),
+    "a file within a file": _file("pages-1.img/x"),
+    "a file twice": lambda m: m["files"][0].append(m["files"][0][0]),
+    "a core file that nobody looks at": _file("sub/core-7.img"),
+    "a core file of another name": _file("core-07.img"),
+    "a file that is too large": lambda m: m["files"][0][0].__setitem__(1, 1 << 60),
+    "a file of chunks that are not there": lambda m: m["files"][0][0].__setitem__(2, [10**9]),
+    "a negative chunk": lambda m: m["files"][0][0].__setitem__(2, [-1]),
+    "a chunk twice": lambda m: m["chunks"].append(m["chunks"][0]),
+    "a chunk for nothing": lambda m: m["chunks"].append(["0" * 64, 5]),
+    "a huge chunk": lambda m: m["chunks"][0].__setitem__(1, 1 << 40),
+    "an empty chunk": lambda m: m["chunks"][0].__setitem__(1, 0),
+    "no digest": lambda m: m["chunks"][0].__setitem__(0, "../x"),
+    "no chunks of a block": lambda m: m["blocks"].clear(),
+    "chunks in packs": lambda m: m["image"]["blocks"][0].update(chunks=[["0" * 32, 0, 0, CHUNK]]),
+    "a block that is larger": lambda m: m["image"]["blocks"][0].update(size=1 << 43),
+    "a block in no process": lambda m: m["image"]["blocks"][0].update(process=9),
+    "no tree": _image(trees=[]),
+    "a tree without a root": lambda m: m["image"]["trees"][0].update(root=8),
+    "no details": lambda m: m["image"]["trees"][0].update(details=None),
+    "no time": _image(created="yesterday"),
+    "no mode": _image(mode="root"),
+    "a count that no bus takes": _image(wrong_guesses=1 << 40),
+    "a huge number": _image(load_order=[1 << 70]),
+    "an id above": _image(id="../../x"),
+    "a parent": _image(parent="20260101T000000-0000"),
+    "a name that is none": _image(name="../x"),
+    "a user that is none": _process(uid=1 << 32),
+    "a pid that is none": _process(pid=0),
+    "a long command": _process(command=["x" * 20_000]),
+    "another user in the details": _details(uid=-2),
+    "something unknown": _image(more=1),
+    "another type": _image(processes={}),
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_a_hostile_manifest_is_refused(what: str, hostile: tuple[bytes, Node]) -> None:
+    data, there = hostile
+    with pytest.raises(ImageCorrupt):
+        imported(there, forged(data, HOSTILE[what]))
+    assert nothing_kept(there)
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[bytes, Node]]:
+    folder = tmp_path_factory.mktemp("hostile")
+    here = Store(folder / "here")
+    data = exported(here, publish(here).id)
+    with Node(NodeConfig(folder / "there", folder / "run")) as node:
+        yield data, node
+
+
+def test_an_image_of_others_is_not_ones_own(here: Store) -> None:
+    found = parsed(parts(exported(here, publish(here).id))[0].manifest).image
+    nobody = 65534
+
+    def of(user: int, details: int) -> Manifest:
+        (process,), (tree,) = found.processes, found.trees
+        assert tree.details is not None
+        replace = msgspec.structs.replace
+        process = replace(process, uid=user, gid=nobody)
+        told = replace(tree.details, uid=details, gid=nobody)
+        return replace(found, processes=(process,), trees=(replace(tree, details=told),))
+
+    require_may_own(of(nobody, nobody), nobody)
+    for user, details in ((0, nobody), (nobody, 0), (1, 1)):
+        with pytest.raises(NotAuthorized):
+            require_may_own(of(user, details), nobody)
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("keys")
+    for name in ("trusted", "other"):
+        words = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)]
+        subprocess.run(words, check=True)
+    key = (folder / "trusted.pub").read_text()
+    (folder / "signers").write_text(f"root {key}")
+    (folder / "of-another").write_text(f"nobody {key}")
+    return folder
+
+
+def test_without_trust_a_signature_is_needed(here: Store, there: Node, keys: Path) -> None:
+    image, another = publish(here), publish(here, b"\7" * CHUNK)
+
+    def arrives(data: bytes, signers: str = "signers") -> Manifest:
+        return imported(there, data, options(trust=False, signers=keys / signers))
+
+    signed = exported(here, image.id, keys / "trusted")
+    arrives(signed)
+    head, rest = parts(signed)
+    of_another = parts(exported(here, another.id, keys / "trusted"))[0].signature
+    for_mail = subprocess.run(
+        ["ssh-keygen", "-Y", "sign", "-f", str(keys / "trusted"), "-n", "email"],
+        input=head.manifest,
+        capture_output=True,
+        check=True,
+    ).stdout
+    untrusted = signature_of(head.manifest, keys / "other")
+    for signature in (b"", of_another, for_mail, untrusted, b"rubbish", head.signature[:-30]):
+        with pytest.raises(NotAuthorized) as raised:
+            arrives(Head(head.manifest, signature).packed + rest)
+        assert "--trust" in raised.value.hint
+    with pytest.raises(NotAuthorized):  # a byte of what is signed
+        arrives(Head(head.manifest.replace(b'"x"', b'"y"'), head.signature).packed + rest)
+    for signers in ("of-another", "missing"):
+        with pytest.raises(NotAuthorized):
+            arrives(signed, signers)
+    shutil.copy(keys / "signers", keys / "open")
+    (keys / "open").chmod(0o666)
+    with pytest.raises(NotAuthorized, match="not trusted"):
+        arrives(signed, "open")
+    assert len(there.store.list()) == 1
+
+
+def test_without_room_no_chunk_is_asked_for(here: Store, there: Node) -> None:
+    head, _ = parts(exported(here, publish(here).id))
+    with pytest.raises(OutOfSpace, match="uid 0"):
+        imported(there, head.packed, options(limits=DiskLimits(quota=lambda user: CHUNK)))
+    assert nothing_kept(there)
+
+
+def test_what_is_damaged_is_not_passed_on(here: Store) -> None:
+    image = publish(here)
+    ref = image.blocks[0].chunks[0]
+    pack = here.pack_path(ref.pack)
+    with pack.open("r+b") as file:
+        file.seek(ref.offset + HEADER + 77)
+        file.write(b"\0")
+    with pytest.raises(ImageCorrupt, match="is not what was saved"):
+        exported(here, image.id)
+
+
+def test_the_other_side_may_leave_or_fall_silent(here: Store, there: Node) -> None:
+    image = publish(here)
+
+    def leaves(link: Link) -> None:
+        link.read(PREFIX)
+
+    with (
+        Transfer(leaves) as transfer,
+        CallerStream(transfer.name, os.geteuid(), Progress()) as stream,
+        pytest.raises(Cancelled),
+    ):
+        export_image(here, image.id, stream, Progress())
+    with ExitStack() as stack:
+        transfer = stack.enter_context(Transfer(lambda link: link.wait_for_end()))
+        stream = stack.enter_context(
+            CallerStream(transfer.name, os.geteuid(), Progress(), patience=0.1)
+        )
+        with pytest.raises(Timeout):
+            import_image(there, options(), stream, Progress())
+    cancelled = Progress()
+    cancelled.cancel()
+    with (
+        Transfer(lambda link: link.wait_for_end()) as transfer,
+        CallerStream(transfer.name, os.geteuid(), cancelled) as stream,
+        pytest.raises(Cancelled),
+    ):
+        import_image(there, options(), stream, cancelled)
+    here.delete(image.id)  # nobody holds it any more
+    assert nothing_kept(there)
+
+
+def test_only_who_has_called_is_sent_anything(here: Store) -> None:
+    with Transfer(lambda link: None) as transfer, pytest.raises(NotAuthorized):
+        CallerStream(transfer.name, os.geteuid() + 1, Progress())
+
+
+def test_a_manifest_of_a_large_image_is_small(here: Store) -> None:
+    """A manifest for 8 GPUs of 141 GB must fit into the limits: a chunk takes some 90 bytes."""
+    image = publish(here)
+    found = parsed(parts(exported(here, image.id))[0].manifest)
+    assert isinstance(found, PortableImage)
+    assert len(msgspec.json.encode(found.chunks[0])) < 80

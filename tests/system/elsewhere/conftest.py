@@ -1,0 +1,5 @@
+"""Fixtures of these tests."""
+
+from tests.support.service import bus
+
+__all__ = ["bus"]

@@ -1,0 +1,88 @@
+"""Images go to another machine: a phosd with another key that knows nothing of the first."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.support.harness import PROGRAMS, alive, parse, wait_until
+from tests.system.cli.test_json import check
+from tests.system.service.test_end_to_end import phos, phosd
+
+
+@contextmanager
+def another_machine(folder: Path) -> Iterator[None]:
+    """Within the context the phosd of this folder has another state: another key, and no images."""
+    state, away = folder / "state", folder / "away"
+    state.rename(away)
+    try:
+        yield
+    finally:
+        state.rename(folder / "other")
+        away.rename(state)
+
+
+def refused(bus: str, folder: Path, *words: str) -> dict[str, object]:
+    """A command that must fail; its error."""
+    done = subprocess.run(
+        [sys.executable, "-m", "phosd.cli.main", "--json", "--bus", bus, *words],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=os.environ | {"PHOS_RUNTIME_DIR": str(folder / "run")},
+    )
+    assert done.returncode != 0, done.stdout
+    error: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
+    return error
+
+
+def test_a_program_goes_on_elsewhere(bus: str, tmp_path: Path) -> None:
+    single = [sys.executable, str(PROGRAMS / "single.py"), "0"]
+    file = tmp_path / "image.phos"
+    with phosd(bus, tmp_path):
+        (started,) = phos(bus, tmp_path, "run", "--gpu", "soft", "--detach", "--", *single)
+        pid, output = int(str(started["pid"])), Path(str(started["stdout"]))
+        try:
+            wait_until(lambda: len(parse(output.read_bytes())) > 3, "the program to compute")
+            image = str(phos(bus, tmp_path, "checkpoint", str(pid))[-1]["result"])
+            before = output.stat().st_size
+            wait_until(lambda: len(parse(output.read_bytes()[before:])) > 10, "it to compute on")
+        finally:
+            os.kill(pid, signal.SIGKILL)
+            wait_until(lambda: not alive(pid), "its end")
+        told = phos(bus, tmp_path, "export", image, str(file))[-1]
+        check([told], "`phos export`, `phos import`")
+        assert (told["image"], told["sent_chunks"]) == (image, told["chunks"])
+        assert file.stat().st_mode & 0o077 == 0
+        assert "exists" in str(refused(bus, tmp_path, "export", image, str(file))["message"])
+    expected = parse(output.read_bytes())
+
+    with another_machine(tmp_path), phosd(bus, tmp_path):
+        assert phos(bus, tmp_path, "images") == []
+        error = refused(bus, tmp_path, "import", str(file))
+        assert error["error"] == "NotAuthorized" and "nobody has signed" in str(error["message"])
+        checks = phos(bus, tmp_path, "import", str(file), "--trust", "--dry-run")
+        assert [row["trouble"] for row in checks] == [None] * len(checks) != []
+        here = str(phos(bus, tmp_path, "import", str(file), "--trust")[-1]["image"])
+        assert here != image
+        (listed,) = phos(bus, tmp_path, "images")
+        assert (listed["id"], listed["pid"], listed["owner"]) == (here, pid, 0)
+        phos(bus, tmp_path, "verify", here)
+        position = output.stat().st_size
+        phos(bus, tmp_path, "restore", here)
+        try:
+            wait_until(
+                lambda: len(parse(output.read_bytes()[position:]).keys() & expected.keys()) > 5,
+                "the restored program",
+            )
+        finally:
+            os.kill(pid, signal.SIGKILL)
+        again = parse(output.read_bytes()[position:])
+        common = again.keys() & expected.keys()
+        assert {step: again[step] for step in common} == {s: expected[s] for s in common}
+        operations = [row["operation"] for row in phos(bus, tmp_path, "history")]
+        assert operations == ["restore", "verify", "import", "import"]
