@@ -89,6 +89,9 @@ class Reason(enum.StrEnum):
     CHANGED_FILES = "changed-files"
     """The program's files are not as they were at the checkpoint."""
 
+    TAKEN = "taken"
+    """A clone would need what only one program can have, and another one has."""
+
     UNKNOWN_USER = "unknown-user"
     """The user database does not know the user."""
     OUTPUT_FOLDER = "output-folder"

@@ -62,13 +62,17 @@ class CheckpointOptions(StopOptions, total=False):
 class RestoreOptions(JobOptions, total=False):
     """``files``: what becomes of output written since the checkpoint; ``output``: a file for the
     standard output and error; ``end``: a file that tells how the program has ended;
-    ``pid_namespace``: the program gets one of its own, also if it was in none.
+    ``pid_namespace``: the program gets one of its own, also if it was in none; ``clone``: the name
+    of a clone that is restored beside the program; ``clone_files``: what becomes of the files on
+    the disk that the program writes to.
     """
 
     files: Literal["keep", "cut"]
     output: str
     end: str
     pid_namespace: bool
+    clone: str
+    clone_files: Literal["copy", "share", "refuse"]
 
 
 class MigrateOptions(StopOptions, total=False):

@@ -91,13 +91,22 @@ class Hashed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     size: int
 
 
+class Copied(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A file of which the first ``size`` bytes are to be in a new file ``target``."""
+
+    path: str
+    target: str
+    size: int
+
+
 class Orders(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The orders. ``sources`` are inherited descriptors of the memory files' saved bytes.
 
     ``mark`` goes into the names of files kept beside. ``undo`` are changes to undo; ``settle`` are
     changes to keep, so that replaced memory files can be removed (cut tails are kept). ``folders``
     are those in which the owner is to make files, and ``identified`` files of which to return the
-    inodes. ``needed`` are folders that are made if they are missing.
+    inodes. ``needed`` are folders that are made if they are missing. ``copies`` are of open files,
+    which may have grown, and are not cut.
     """
 
     uid: int
@@ -117,6 +126,7 @@ class Orders(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     folders: tuple[str, ...] = ()
     identified: tuple[str, ...] = ()
     needed: tuple[str, ...] = ()
+    copies: tuple[Copied, ...] = ()
 
 
 class Inode(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -261,10 +271,12 @@ def _perform(orders: Orders) -> Answer:
             Path(change.beside).unlink()
     problems: list[str] = []
     cuts: list[OpenFile] = []
+    copied = {each.path for each in orders.copies}
     for file in orders.open_files:
-        problem, cut = _examine(file, orders.policy)
+        problem, cut = _examine(file, Policy.CUT if file.path in copied else orders.policy)
         problems += [problem] if problem else []
-        cuts += [file] if cut else []
+        cuts += [file] if cut and file.path not in copied else []
+    problems += filter(None, map(_examine_copy, orders.copies))
     problems += filter(None, map(_examine_memory, orders.memory_files))
     problems += filter(None, map(_examine_mapped, orders.mapped_files))
     problems += filter(None, map(_examine_needed, orders.needed))
@@ -278,6 +290,8 @@ def _perform(orders: Orders) -> Answer:
             changes.append(_put_back(memory, source, orders.mark))
         for path in orders.needed:
             _make(Path(path), changes)
+        for copy in orders.copies:
+            _make_copy(copy, changes)
     except OSError as error:
         for change in reversed(changes):
             _undo(change)
@@ -385,6 +399,27 @@ def _make(folder: Path, changes: list[Change]) -> None:
     for each in reversed(missing):
         each.mkdir(mode=0o700)
         changes.append(Change(str(each), "", folder=True))
+
+
+def _examine_copy(file: Copied) -> str:
+    """Return why a file cannot be copied; empty if it can."""
+    if Path(file.target).is_symlink() or Path(file.target).exists():
+        return f"{file.target}, to which a clone was to write, exists"
+    folder = Path(file.target).parent
+    return "" if os.access(folder, os.W_OK | os.X_OK) else f"{folder} cannot be written to"
+
+
+def _make_copy(file: Copied, changes: list[Change]) -> None:
+    """Copy a file, as far as it was there at the checkpoint; a log may be shorter by now."""
+    with _opened(file.path, os.O_RDONLY) as source:
+        status = os.fstat(source)
+        target = os.open(file.target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        changes.append(Change(file.target, ""))
+        try:
+            os.fchmod(target, stat.S_IMODE(status.st_mode))
+            copy_sparse(source, target, min(file.size, status.st_size))
+        finally:
+            os.close(target)
 
 
 def _cut(file: OpenFile, mark: str) -> Change:

@@ -11,6 +11,7 @@ from pathlib import Path
 from phosd.engine.criu import ports
 from phosd.engine.criu.action_script import RESTORED, ActionScript
 from phosd.engine.criu.cgroup_place import place_of
+from phosd.engine.criu.clone import Clone
 from phosd.engine.criu.driver_turn import HeldRestore, driver_turn
 from phosd.engine.criu.dump import require_private, working_folder
 from phosd.engine.criu.file_worker import Policy
@@ -54,7 +55,8 @@ class TreeRestoreOptions:
     ``output``: the file for what the program prints, if its output was a pipe, a terminal or a
     socket (None: it is discarded). ``end``: the file that is to tell how the root process ends.
     ``deadline`` in seconds. ``pid_namespace``: the tree gets one of its own, also if it was in
-    none. ``image``: which is restored, for the record of that.
+    none. ``image``: which is restored, for the record of that. ``clone``: which is restored in the
+    tree's place, in such a namespace.
     """
 
     files: Policy = Policy.KEEP
@@ -63,6 +65,7 @@ class TreeRestoreOptions:
     deadline: float = 600.0
     pid_namespace: bool = False
     image: str = ""
+    clone: Clone | None = None
 
 
 @dataclass
@@ -113,7 +116,7 @@ def admission(
     changed and limits that cannot be given back, :class:`ImageCorrupt` if a file of CRIU's is too
     damaged to be read, and what :func:`require_restorable` raises.
     """
-    with TreeFiles(tree, options.files) as files:
+    with TreeFiles(tree, options.files, options.clone) as files:
         require_all(admission_checks(criu, tree, options, files))
         require_all([files_check(tree, files, cancellation)])
 
@@ -130,6 +133,10 @@ def admission_checks(
     def cgroups() -> None:
         place_of(tree.details.cgroups, tree.user.uid, criu.surroundings)
 
+    def clone() -> None:
+        if options.clone is not None:
+            options.clone.require_possible()
+
     def pids() -> None:
         if not _in_own_namespace(tree, options):
             require_free(tree.processes)
@@ -142,6 +149,7 @@ def admission_checks(
             )
 
     return [
+        ("clone", partial(_unless_damaged, tree, clone)),
         ("rights", partial(_unless_damaged, tree, rights)),
         ("pids", pids),
         ("cgroup", partial(_unless_damaged, tree, cgroups)),
@@ -208,7 +216,9 @@ def restore_tree(
             )
         else:
             require_free(tree.processes)
-        files = files or TreeFiles(tree, options.files)
+        files = files or TreeFiles(tree, options.files, options.clone)
+        if options.clone is not None:
+            tree = stack.enter_context(options.clone.private_copy())
         files.prepare()
         made = MadeProcesses(tree, namespace)
         try:
@@ -234,7 +244,7 @@ def restore_tree(
 
 
 def _in_own_namespace(tree: SavedTree, options: TreeRestoreOptions) -> bool:
-    return tree.record.pid_namespace or options.pid_namespace
+    return tree.record.pid_namespace or options.pid_namespace or options.clone is not None
 
 
 def _runtime_dir(criu: Criu) -> Path:

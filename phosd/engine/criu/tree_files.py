@@ -9,6 +9,7 @@ from typing import Self
 import msgspec
 
 from phosd.engine.criu import file_worker
+from phosd.engine.criu.clone import Clone
 from phosd.engine.criu.file_worker import Change, Inode, Orders, Policy, Worker
 from phosd.engine.criu.saved_tree import SavedTree
 from phosd.engine.criu.socket_folders import socket_folders
@@ -20,15 +21,20 @@ from phosd.errors import Busy
 
 
 class TreeFiles:
-    """The files of ``tree``. Inside the context a process of the owner's stands by."""
+    """The files of ``tree``, or of a ``clone`` of it. Inside the context a process of the owner's
+    stands by.
+    """
 
-    def __init__(self, tree: SavedTree, policy: Policy) -> None:
+    def __init__(self, tree: SavedTree, policy: Policy, clone: Clone | None = None) -> None:
         self._tree = tree
         self._policy = policy
+        self._clone = clone
         self._opened = contextlib.ExitStack()
         self._worker: Worker | None = None
         self._orders: Orders | None = None
         self._changes: tuple[Change, ...] = ()
+        self._replaced: set[str] = set()
+        """The files that the restore cuts or replaces."""
 
     def __enter__(self) -> Self:
         return self
@@ -46,19 +52,21 @@ class TreeFiles:
             self._worker.order(self._orders)
 
     def require_as_saved(self, cancellation: Cancellation | None = None) -> None:
-        """Raise :class:`Unsupported` for files that are not as they were saved, and :class:`Busy`
-        if a process uses one that a restore will cut or replace.
+        """Raise :class:`Unsupported` for files that are not as they were saved, or whose locks
+        others have, and :class:`Busy` if a process uses one that a restore will cut or replace.
         """
         self.look()
-        assert self._worker is not None
+        assert self._worker is not None and self._orders is not None
         answer = self._worker.answer(cancellation=cancellation)
-        _require_unused(answer.inodes)
+        _require_unused([each for each in answer.inodes if each.path in self._replaced])
+        if self._clone is not None:
+            self._clone.require_unlocked(answer.inodes)
         file_worker.require_usable(answer)
 
     def prepare(self) -> None:
         """Cut and replace what has changed. Raises :class:`Unsupported` if that is not possible."""
         orders = self._orders or self._make_orders()
-        if orders.open_files or orders.memory_files or orders.needed:
+        if orders.open_files or orders.memory_files or orders.needed or orders.copies:
             wanted = msgspec.structs.replace(orders, apply=True)
             ask = file_worker.work if self._worker is None else self._worker.ask
             answer = ask(wanted)
@@ -87,7 +95,11 @@ class TreeFiles:
     def _make_orders(self) -> Orders:
         """Root opens the saved bytes, the worker the paths."""
         details, user = self._tree.details, self._tree.user
-        cut = [file.path for file in details.open_files if file.write_only and not file.appended]
+        copies = self._clone.copies if self._clone is not None else ()
+        locks = self._clone.locks if self._clone is not None else ()
+        cut = {file.path for file in details.open_files if file.write_only and not file.appended}
+        replaced = cut - {file.path for file in copies}
+        self._replaced = replaced | {file.path for file in details.memory_files}
         sources = []
         for file in details.memory_files:
             descriptor = os.open(self._tree.folder / file.saved, os.O_RDONLY | os.O_NOFOLLOW)
@@ -103,8 +115,9 @@ class TreeFiles:
             memory_files=details.memory_files,
             mapped_files=details.mapped_files,
             sources=tuple(sources),
-            identified=(*cut, *(file.path for file in details.memory_files)),
+            identified=tuple(self._replaced | {lock.path for lock in locks}),
             needed=socket_folders(self._tree.folder),
+            copies=copies,
         )
 
 

@@ -12,13 +12,14 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 import msgspec
 
 from phosd.engine.criu import restore as criu_restore
+from phosd.engine.criu.clone import Clone, CloneFiles
 from phosd.engine.criu.driver_turn import HeldRestore
-from phosd.engine.criu.file_worker import Policy
+from phosd.engine.criu.file_worker import Copied, Policy
 from phosd.engine.criu.restore import Restored, TreeRestoreOptions
 from phosd.engine.criu.saved_tree import saved_trees
 from phosd.engine.criu.tree_files import TreeFiles
@@ -40,8 +41,12 @@ from phosd.errors import Internal, Reason, Unsupported
 
 if TYPE_CHECKING:  # mypy cannot evaluate a Literal of computed values
     Files = str
+    Cloned = str
 else:
     Files = Literal[tuple(map(str, Policy))]
+    Cloned = Literal[tuple(map(str, CloneFiles))]
+
+CloneName = Annotated[str, msgspec.Meta(pattern=r"\A([A-Za-z0-9][A-Za-z0-9_-]{0,31})?\Z")]
 
 
 class RestoreOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -53,13 +58,19 @@ class RestoreOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     output was a pipe or a terminal; empty: none. ``end``: a file that tells how the program ended,
     once it has: a line, ``exit CODE`` or ``signal NUMBER``. The program's user writes both.
     ``pid_namespace``: the program gets a pid namespace of its own, in which its ids are free, also
-    if it was in none.
+    if it was in none. ``clone``: the name of a clone of the program, which is restored in such a
+    namespace, beside the program and other clones; empty: the program itself is restored.
+    ``clone_files``: a clone writes to a ``copy`` of each file on the disk that the program wrote to
+    (``FILE.clone-NAME``, as the file was at the checkpoint), or may ``share`` those that it only
+    appends to, or there is none if it would write to any (``refuse``).
     """
 
     files: Files = "keep"
     output: str = ""
     end: str = ""
     pid_namespace: bool = False
+    clone: CloneName = ""
+    clone_files: Cloned = "copy"
 
 
 @dataclass(frozen=True)
@@ -74,7 +85,9 @@ class RestoreResult:
 def restore(
     node: Node, image_id: str, options: RestoreOptions, progress: Progress
 ) -> RestoreResult:
-    """Restore image ``image_id`` with its old pids, perhaps in a pid namespace, on its GPUs."""
+    """Restore image ``image_id`` with its old pids, perhaps in a pid namespace, on its GPUs; or a
+    clone of it.
+    """
     started = time.monotonic()
     progress.phase("admission")
     with ExitStack() as job:
@@ -125,6 +138,8 @@ def restore(
                 link.open_gate()
             undo.forget()
         cpu.settle()
+        for file in cpu.copies:
+            progress.note(f"the clone writes to {file.target}, not to {file.path}")
         progress.finish()
     return RestoreResult(manifest.trees[0].root, pids, time.monotonic() - started)
 
@@ -168,18 +183,22 @@ class _CpuSide:
         self._manifest = manifest
         output = Path(options.output) if options.output else None
         end = Path(options.end) if options.end else None
+        self._trees = saved_trees(manifest, node.store.image_folder(manifest.id))
+        # Several trees are refused.
+        clone = Clone(self._trees[0], options.clone, CloneFiles(options.clone_files))
         self._options = TreeRestoreOptions(
             files=Policy(options.files),
             output=output,
             end=end,
-            pid_namespace=options.pid_namespace,
+            pid_namespace=options.pid_namespace or bool(options.clone),
             image=manifest.id,
+            clone=clone if options.clone else None,
         )
-        self._trees = saved_trees(manifest, node.store.image_folder(manifest.id))
         self._restored: list[Restored] = []
         self._opened = ExitStack()
         self._files = [
-            self._opened.enter_context(TreeFiles(tree, self._options.files)) for tree in self._trees
+            self._opened.enter_context(TreeFiles(tree, self._options.files, self._options.clone))
+            for tree in self._trees
         ]
 
     def __enter__(self) -> Self:
@@ -187,6 +206,11 @@ class _CpuSide:
 
     def __exit__(self, *_: object) -> None:
         self._opened.close()
+
+    @property
+    def copies(self) -> Sequence[Copied]:
+        """The files that a clone has for itself."""
+        return self._options.clone.copies if self._options.clone is not None else ()
 
     @property
     def pids_here(self) -> list[int]:

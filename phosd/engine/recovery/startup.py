@@ -5,7 +5,7 @@ import logging
 from collections.abc import Collection, Mapping
 from functools import partial
 
-from phosd.engine.criu import owned_processes
+from phosd.engine.criu import clone, owned_processes
 from phosd.engine.criu import restore as criu_restore
 from phosd.engine.criu.saved_tree import restoring_user
 from phosd.engine.hook_client import places
@@ -128,8 +128,10 @@ def _settle_restore(node: Node, manifest: Manifest, since: int) -> str:
         said = _settle_in_namespaces(node, manifest, since) or _settle_here(node, manifest, since)
         return said or f"nothing had been restored; {_AGAIN}"
     finally:
+        folder = node.store.image_folder(manifest.id)
         for tree in manifest.trees:
-            criu_restore.close_to_others(node.store.image_folder(manifest.id) / tree.folder)
+            criu_restore.close_to_others(folder / tree.folder)
+        clone.remove_copies(folder)
 
 
 def _settle_in_namespaces(node: Node, manifest: Manifest, since: int) -> str:

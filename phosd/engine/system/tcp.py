@@ -5,7 +5,7 @@ import ipaddress
 import os
 import socket
 import struct
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -52,10 +52,19 @@ class TcpSocket:
 
 def tcp_sockets(pid: int) -> list[TcpSocket]:
     """Return the TCP sockets in the network namespace of ``pid``."""
+    return _sockets(pid, ("tcp", "tcp6"))
+
+
+def udp_sockets(pid: int) -> list[TcpSocket]:
+    """Return the bound UDP sockets there, of which only the addresses mean the same."""
+    return _sockets(pid, ("udp", "udp6"))
+
+
+def _sockets(pid: int, tables: Iterable[str]) -> list[TcpSocket]:
     found: list[TcpSocket] = []
-    for table in ("tcp", "tcp6"):
+    for table in tables:
         path = procfs.PROC / str(pid) / "net" / table
-        if path.exists():  # tcp6 is missing if IPv6 is switched off
+        if path.exists():  # those of IPv6 are missing if that is switched off
             found += _rows(path.read_text())
     return found
 

@@ -103,7 +103,9 @@ int listen_abstract(const std::string& name) {
     if (listener < 0) return -1;
     if (bind(listener, reinterpret_cast<sockaddr*>(&address), size) != 0 ||
         listen(listener, 8) != 0) {
+        const int error = errno;
         close(listener);
+        errno = error;
         return -1;
     }
     return descriptors::keep(listener);

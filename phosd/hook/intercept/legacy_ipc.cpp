@@ -2,9 +2,11 @@
 
 #include <sys/random.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <cerrno>
 #include <cstdio>
 #include <cstring>
 #include <map>
@@ -73,11 +75,28 @@ std::string socket_name(int pid, uint64_t nonce) {
     return name;
 }
 
+// The name for a copy of a process. That has the pid and the nonce, too, in a pid namespace of its
+// own, and names are in one place for all of these.
+std::string name_of_copy(int pid, uint64_t nonce) {
+    struct stat space{};
+    stat("/proc/self/ns/pid", &space);
+    return socket_name(pid, nonce) + "-" + std::to_string(space.st_ino);
+}
+
+// Returns a connection to the owner, or -1, with ECONNREFUSED if it does not listen.
+int reach(const Ticket& ticket) {
+    const int copy = channel::connect_abstract(name_of_copy(ticket.pid, ticket.nonce), ticket.pid);
+    if (copy >= 0 || errno != ECONNREFUSED) return copy;
+    const int peer = channel::connect_abstract(socket_name(ticket.pid, ticket.nonce), ticket.pid);
+    if (peer < 0 && errno == EACCES) errno = ECONNREFUSED;  // one of which ours is a copy
+    return peer;
+}
+
 enum class Answer { given, refused, parked, silent };
 
 // Asks the owner once for a descriptor of the block.
 Answer ask(const Ticket& ticket, int* descriptor) {
-    const int peer = channel::connect_abstract(socket_name(ticket.pid, ticket.nonce), ticket.pid);
+    const int peer = reach(ticket);
     if (peer < 0) return errno == ECONNREFUSED ? Answer::silent : Answer::refused;
     const wire::Header header{
         wire::kMagic, wire::kVersion, kAskForMemory, 0, 0, sizeof ticket.block, 0};
@@ -337,7 +356,11 @@ void serve(int peer) {
 }
 
 void attach() {
-    if (own_nonce()) socket_now = channel::listen_abstract(socket_name(getpid(), own_nonce()));
+    if (!own_nonce()) return;
+    int listening = channel::listen_abstract(socket_name(getpid(), own_nonce()));
+    if (listening < 0 && errno == EADDRINUSE)
+        listening = channel::listen_abstract(name_of_copy(getpid(), own_nonce()));
+    socket_now = listening;
 }
 
 void detach() {

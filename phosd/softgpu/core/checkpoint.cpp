@@ -5,6 +5,7 @@
 #include <map>
 #include <set>
 
+#include "core/control.h"
 #include "core/error.h"
 #include "core/identity.h"
 #include "core/runtime.h"
@@ -112,6 +113,7 @@ void Checkpoint::checkpoint() {
 void Checkpoint::restore(const ControlRequest& request) {
     need(CU_PROCESS_STATE_CHECKPOINTED);
     const auto to = moves_of(request);
+    follow_control_name();
     Runtime& rt = runtime();
     // As the driver's: from here on, what goes wrong is final.
     state_ = CU_PROCESS_STATE_FAILED;

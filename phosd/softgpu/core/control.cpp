@@ -17,6 +17,7 @@
 #include <memory>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "core/checkpoint.h"
 #include "core/descriptor.h"
@@ -105,10 +106,31 @@ int own_pid_of(int pid) {
     return 0;
 }
 
-// Anybody may bind a name; only the process itself is believed.
+// Whether the process has this socket open, as far as one may look.
+bool may_have(int pid, const ControlSocket& wanted) {
+    const std::string folder = "/proc/" + std::to_string(pid) + "/fd";
+    const std::unique_ptr<DIR, int (*)(DIR*)> opened(opendir(folder.c_str()), closedir);
+    if (!opened) return true;
+    while (const dirent* entry = readdir(opened.get())) {
+        char target[64];
+        const ssize_t length =
+            readlinkat(dirfd(opened.get()), entry->d_name, target, sizeof target);
+        if (length > 0 &&
+            std::string(target, static_cast<size_t>(length)) == "socket:[" + wanted.inode + "]")
+            return true;
+    }
+    return false;
+}
+
+// Anybody may bind a name; only the process itself is believed. Copies of a process, in pid
+// namespaces of their own, have names that begin alike. A connection to one that is just being
+// dumped would fail its dump.
 Descriptor connect_to(int pid) {
     const std::string beginning = "phos-softgpu-" + std::to_string(own_pid_of(pid)) + "-";
-    for (const std::string& name : control_names(beginning)) {
+    const std::vector<ControlSocket> found = control_sockets(beginning);
+    for (const ControlSocket& each : found) {
+        const std::string& name = each.name;
+        if (found.size() > 1 && !may_have(pid, each)) continue;
         Descriptor connection(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
         require(bool(connection), CUDA_ERROR_OPERATING_SYSTEM);
         sockaddr_un address;
@@ -160,6 +182,15 @@ void close_control_in_child() {
     g_listener = -1;
     forget_own_token();
     if (const int connection = g_connection.exchange(-1); connection >= 0) close(connection);
+}
+
+void follow_control_name() {
+    sockaddr_un address{};
+    socklen_t size = sizeof address;
+    require(getsockname(g_listener, reinterpret_cast<sockaddr*>(&address), &size) == 0,
+            CUDA_ERROR_OPERATING_SYSTEM);
+    const std::string name(reinterpret_cast<const char*>(&address), size);
+    take_own_token(std::strtoull(name.substr(name.rfind('-') + 1).c_str(), nullptr, 16));
 }
 
 int thread_of(int pid) {

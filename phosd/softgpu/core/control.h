@@ -27,6 +27,10 @@ struct ControlReply {
 void start_control();
 void close_control_in_child();
 
+// Takes the token that is in the name of this process's socket. Whoever restores a copy beside the
+// process gives it another name, and nothing else of the two may be confused.
+void follow_control_name();
+
 // The thread that does what the process `pid` is asked for. As the driver, it tells this also while
 // the process is held by a tracer. Throws as ask().
 int thread_of(int pid);

@@ -13,6 +13,8 @@
 #include <cstring>
 #include <fstream>
 #include <mutex>
+#include <sstream>
+#include <string>
 #include <unordered_set>
 #include <vector>
 
@@ -104,8 +106,8 @@ class Ledger {
     // A pid may have been given to another program and a start time differs between time
     // namespaces (a restored process lives in its own); the socket's name does neither.
     void drop_dead() {
-        const std::vector<std::string> names = control_names(kPrefix);
-        const std::unordered_set<std::string> living(names.begin(), names.end());
+        std::unordered_set<std::string> living;
+        for (const ControlSocket& each : control_sockets(kPrefix)) living.insert(each.name);
         const auto dead = [&](const Record& record) {
             if (record.token == own_token()) return false;
             return living.count(control_name(static_cast<int>(record.pid), record.token)) == 0;
@@ -143,18 +145,27 @@ uint64_t own_token() {
     return g_token;
 }
 
+void take_own_token(uint64_t token) {
+    own_token();  // later it would make one
+    g_token = token;
+}
+
 void forget_own_token() {
     own_token();  // a child makes none
     g_token = 0;
 }
 
-std::vector<std::string> control_names(const std::string& beginning) {
-    std::vector<std::string> names;
+std::vector<ControlSocket> control_sockets(const std::string& beginning) {
+    std::vector<ControlSocket> sockets;
     std::ifstream table("/proc/net/unix");
     for (std::string line; std::getline(table, line);)
-        if (const size_t at = line.find("@" + beginning); at != std::string::npos)
-            names.push_back(line.substr(at + 1));
-    return names;
+        if (const size_t at = line.find("@" + beginning); at != std::string::npos) {
+            std::istringstream before(line.substr(0, at));
+            ControlSocket found{line.substr(at + 1), ""};
+            while (before >> found.inode) continue;  // the last column before the name
+            sockets.push_back(found);
+        }
+    return sockets;
 }
 
 Registry::Registry(std::string folder, unsigned gpu, uint64_t total)

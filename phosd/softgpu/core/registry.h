@@ -31,11 +31,18 @@ class Registry {
 // those that processes have for themselves, so `token` tells those of several pid namespaces apart.
 std::string control_name(int pid, uint64_t token);
 
-// This process's own; 0 in a child of it. It stays the same when the process is restored.
+// This process's own; 0 in a child of it. It stays the same when the process is restored, but if a
+// copy of it is, which has been given another one.
 uint64_t own_token();
+void take_own_token(uint64_t token);
 void forget_own_token();
 
-// The names of sockets in /proc/net/unix that begin like this, without the leading '@'.
-std::vector<std::string> control_names(const std::string& beginning);
+struct ControlSocket {
+    std::string name;  // without the leading '@'
+    std::string inode;
+};
+
+// The sockets in /proc/net/unix whose names begin like this.
+std::vector<ControlSocket> control_sockets(const std::string& beginning);
 
 }  // namespace phos::softgpu

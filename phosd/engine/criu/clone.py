@@ -1,0 +1,193 @@
+"""Restore a tree as a clone: beside the program that it is a copy of, and beside other clones.
+
+In a pid namespace of its own a clone has its pids, and CRIU makes its memory, pipes and pairs of
+sockets anew. What is left has names that are the same for all. Files on the disk that the program
+writes to are copied as they were at the checkpoint, to names of the clone's own; what only one
+program can have (:mod:`phosd.engine.criu.exclusive`) must be free. So nothing of a clone's reaches
+the original through what it had when it was saved.
+
+The names are changed in CRIU's ``files.img``, in a folder for this restore alone whose other files
+are links to those of the image. The software GPU's socket gets another name there, too.
+"""
+
+import contextlib
+import os
+import re
+import secrets
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from functools import cached_property
+from pathlib import Path
+
+from phosd.engine.criu.exclusive import SOFTWARE_GPU, Lock, Names, locked
+from phosd.engine.criu.file_worker import Copied, Inode
+from phosd.engine.criu.image_file import Field, fields, message, rewrite
+from phosd.engine.criu.saved_tree import SavedTree
+from phosd.engine.image.cpu_manifest import OpenFile
+from phosd.engine.image.private_files import file_digest, open_private
+from phosd.errors import ImageCorrupt, Reason, Unsupported
+
+_FILES = "files.img"
+_FOLDER = "clone-"
+_FILE_REGULAR, _FILE_UNIX, _REGULAR_NAME, _UNIX_NAME = 3, 16, 6, 11
+_SHOWN = 5
+
+
+class CloneFiles(StrEnum):
+    """What becomes of files on the disk that the program had open to write to: the clone writes to
+    a copy, or to the same file if it only appends, or there is no clone.
+    """
+
+    COPY = "copy"
+    SHARE = "share"
+    REFUSE = "refuse"
+
+
+@dataclass(frozen=True)
+class Clone:
+    """The clone called ``name`` of ``tree``, which may be one of several."""
+
+    tree: SavedTree
+    name: str
+    files: CloneFiles
+
+    @cached_property
+    def written(self) -> tuple[OpenFile, ...]:
+        """The files that the program writes to, one for each path; memory with a name is none."""
+        in_memory = {file.path for file in self.tree.details.memory_files}
+        found: dict[str, OpenFile] = {}
+        for file in self.tree.details.open_files:
+            reads = file.flags & os.O_ACCMODE == os.O_RDONLY
+            if reads or file.path in in_memory or file.path.startswith("/proc/"):
+                continue
+            if file.path not in found or not file.appended:
+                found[file.path] = file
+        return tuple(found.values())
+
+    @property
+    def copies(self) -> tuple[Copied, ...]:
+        """The files that are copied."""
+        if self.files is not CloneFiles.COPY:
+            return ()
+        return tuple(
+            Copied(file.path, f"{file.path}.clone-{self.name}", file.size) for file in self.written
+        )
+
+    @cached_property
+    def locks(self) -> tuple[Lock, ...]:
+        """The file locks that it needs. A file that is copied is the clone's alone."""
+        copied = {file.path for file in self.copies}
+        return tuple(lock for lock in Names(self.tree.folder).locks() if lock.path not in copied)
+
+    def require_possible(self) -> None:
+        """Raise :class:`Unsupported`, naming what the clone cannot have beside others."""
+        shared = self.files is CloneFiles.SHARE
+        together = [file.path for file in self.written if not (shared and file.appended)]
+        if self.files is not CloneFiles.COPY and together:
+            raise Unsupported(
+                f"a clone would write to files of the original's: {_listed(together)}",
+                hint="clone_files=copy gives it copies"
+                + ("; only files that are appended to can be shared" if shared else ""),
+                reason=Reason.TAKEN,
+            )
+        taken = [*Names(self.tree.folder).taken(self.tree.details.connections)]
+        if taken:
+            raise _taken(taken)
+
+    def require_unlocked(self, inodes: Iterable[Inode]) -> None:
+        """Raise :class:`Unsupported` if others have a lock that it needs. CRIU would wait."""
+        if held := [*locked(self.locks, inodes)]:
+            raise _taken(held)
+
+    @contextlib.contextmanager
+    def private_copy(self) -> Iterator[SavedTree]:
+        """Yield the tree with CRIU's files as the clone needs them."""
+        saved = self.tree.folder
+        folder = Path(tempfile.mkdtemp(prefix=_FOLDER, dir=saved.parent))
+        try:
+            for file in self.tree.record.files:
+                (folder / file.path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                os.link(saved / file.path, folder / file.path, follow_symlinks=False)
+            self._require_as_saved(folder / _FILES)
+            rewrite(folder / _FILES, _Renaming(self.copies).of)
+            yield replace(self.tree, folder=folder)
+        finally:
+            shutil.rmtree(folder)
+
+    def _require_as_saved(self, path: Path) -> None:
+        """Raise :class:`ImageCorrupt` unless the file is the recorded one: what is made of it is no
+        more what the manifest has a digest of.
+        """
+        descriptor = open_private(path, os.O_RDONLY)
+        try:
+            found = file_digest(descriptor)
+        finally:
+            os.close(descriptor)
+        if found not in {file.sha256 for file in self.tree.record.files if file.path == _FILES}:
+            raise ImageCorrupt(
+                f"{self.tree.folder / _FILES} is not what was saved",
+                hint="restore another image; this one is damaged",
+            )
+
+
+def remove_copies(folder: Path) -> None:
+    """Remove the folders that a killed phosd has left in that of an image."""
+    for left in folder.glob(f"{_FOLDER}*"):
+        shutil.rmtree(left)
+
+
+def _taken(what: list[str]) -> Unsupported:
+    return Unsupported(
+        f"a clone cannot have what another program has now: {_listed(what)}",
+        hint="end that program first, if it is the original or another clone",
+        reason=Reason.TAKEN,
+    )
+
+
+def _listed(what: list[str]) -> str:
+    more = f"; and {len(what) - _SHOWN} more" if len(what) > _SHOWN else ""
+    return "; ".join(what[:_SHOWN]) + more
+
+
+class _Renaming:
+    """Gives files and sockets their names in the clone."""
+
+    def __init__(self, copies: Iterable[Copied]) -> None:
+        self._paths: Mapping[bytes, bytes] = {
+            os.fsencode(file.path): os.fsencode(file.target) for file in copies
+        }
+        self._sockets: dict[bytes, bytes] = {}
+
+    def of(self, entry: list[Field]) -> Iterable[Field]:
+        for field in entry:
+            if field.number == _FILE_REGULAR and isinstance(field.value, bytes):
+                yield self._with_name(field, _REGULAR_NAME, self._path)
+            elif field.number == _FILE_UNIX and isinstance(field.value, bytes):
+                yield self._with_name(field, _UNIX_NAME, self._socket)
+            else:
+                yield field
+
+    @staticmethod
+    def _with_name(field: Field, number: int, renamed: Callable[[bytes], bytes]) -> Field:
+        assert isinstance(field.value, bytes)
+        return Field.of(
+            field.number,
+            message(
+                Field.of(number, renamed(each.value))
+                if each.number == number and isinstance(each.value, bytes)
+                else each
+                for each in fields(field.value)
+            ),
+        )
+
+    def _path(self, name: bytes) -> bytes:
+        return self._paths.get(name, name)
+
+    def _socket(self, name: bytes) -> bytes:
+        if not SOFTWARE_GPU.fullmatch(name):
+            return name
+        token = secrets.token_hex(8).encode()
+        return self._sockets.setdefault(name, re.sub(rb"[0-9a-f]{16}\Z", token, name))

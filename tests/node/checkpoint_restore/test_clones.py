@@ -1,0 +1,61 @@
+"""Clones: an image restored beside the program that it was made of, and several times."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from phosd.engine import (
+    CheckpointOptions,
+    Node,
+    Progress,
+    RestoreOptions,
+    checkpoint,
+    restore,
+)
+from phosd.engine.program.namespace_maker import end
+from phosd.engine.system import pid_namespaces, procfs
+from tests.node.checkpoint_restore.conftest import Starter
+from tests.node.checkpoint_restore.cycle import AFTER, Undisturbed, all_compute_right
+from tests.support.harness import Target, parse, wait_until
+
+
+@pytest.fixture(autouse=True)
+def _none_left(node: Node) -> Iterator[None]:
+    yield
+    for left in pid_namespaces.living(node.config.runtime_dir):
+        end(left)
+
+
+def _clone(node: Node, image: str, name: str) -> int:
+    """Restore a clone. Returns its pid."""
+    return restore(node, image, RestoreOptions(clone=name), Progress()).pid
+
+
+def _values(target: Target, name: str, steps: int) -> dict[int, str]:
+    """Wait until a clone has written so many steps to its log, and return all that are there."""
+    log = Path(f"{target.log}.clone-{name}")
+    wait_until(lambda: len(parse(log.read_bytes())) >= steps, f"{steps} steps in {log.name}")
+    return parse(log.read_bytes())
+
+
+@pytest.mark.parametrize("mode", ["stop", "driver"])
+def test_original_and_clones_compute_right(
+    node: Node, start: Starter, undisturbed: Undisturbed, mode: str
+) -> None:
+    """Each has all steps in a log of its own, those before the checkpoint, too; a clone may be
+    saved in turn, and cloned.
+    """
+    target = start("single")
+    target.wait_for_steps(5)
+    image = checkpoint(node, target.pid, CheckpointOptions(mode=mode), Progress()).id
+    pids = {name: _clone(node, image, name) for name in ("a", "b")}
+    again = checkpoint(node, pids["a"], CheckpointOptions(mode=mode), Progress()).id
+    pids["c"] = restore(node, again, RestoreOptions(clone="c"), Progress()).pid
+    assert len({target.pid, *pids.values()}) == 4
+    assert {procfs.own_id(pid) for pid in pids.values()} == {target.pid}
+    for name in ("a", "b", "a.clone-c"):
+        values = _values(target, name, 5 + AFTER)
+        right = undisturbed("single", max(values) + 1)
+        assert values == {step: right[step] for step in range(len(values))}
+    all_compute_right(undisturbed, target)
