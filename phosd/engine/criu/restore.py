@@ -133,10 +133,6 @@ def admission_checks(
     def cgroups() -> None:
         place_of(tree.details.cgroups, tree.user.uid, criu.surroundings)
 
-    def clone() -> None:
-        if options.clone is not None:
-            options.clone.require_possible()
-
     def pids() -> None:
         if not _in_own_namespace(tree, options):
             require_free(tree.processes)
@@ -148,8 +144,9 @@ def admission_checks(
                 reason=Reason.PROCESS_STATE,
             )
 
+    clone = options.clone
     return [
-        ("clone", partial(_unless_damaged, tree, clone)),
+        *([("clone", partial(_unless_damaged, tree, clone.require_possible))] if clone else []),
         ("rights", partial(_unless_damaged, tree, rights)),
         ("pids", pids),
         ("cgroup", partial(_unless_damaged, tree, cgroups)),

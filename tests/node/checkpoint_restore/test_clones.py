@@ -15,9 +15,11 @@ from phosd.engine import (
 )
 from phosd.engine.program.namespace_maker import end
 from phosd.engine.system import pid_namespaces, procfs
+from phosd.engine.system.cuda import is_software
+from phosd.engine.system.sockets import unix_sockets
 from tests.node.checkpoint_restore.conftest import Starter
 from tests.node.checkpoint_restore.cycle import AFTER, Undisturbed, all_compute_right
-from tests.support.harness import Target, parse, wait_until
+from tests.support.harness import SELDOM, Target, parse, wait_until
 
 
 @pytest.fixture(autouse=True)
@@ -54,8 +56,29 @@ def test_original_and_clones_compute_right(
     pids["c"] = restore(node, again, RestoreOptions(clone="c"), Progress()).pid
     assert len({target.pid, *pids.values()}) == 4
     assert {procfs.own_id(pid) for pid in pids.values()} == {target.pid}
+    for name in ("softgpu", "ipc") if is_software() else ("ipc",):
+        beginning = f"@phos-{name}-{target.pid}-"
+        found = [s.name for s in unix_sockets().values() if s.name.startswith(beginning)]
+        assert len(found) == len({*found}) == 4, "each listens under a name of its own"
     for name in ("a", "b", "a.clone-c"):
         values = _values(target, name, 5 + AFTER)
         right = undisturbed("single", max(values) + 1)
         assert values == {step: right[step] for step in range(len(values))}
     all_compute_right(undisturbed, target)
+
+
+@pytest.mark.parametrize("count", [4, pytest.param(16, marks=pytest.mark.rotated(of=8))])
+def test_many_at_once(node: Node, start: Starter, undisturbed: Undisturbed, count: int) -> None:
+    """The original has ended; each clone has device memory of its own."""
+    target = start("single", extra=SELDOM)
+    target.wait_for_steps(3)
+    image = checkpoint(node, target.pid, CheckpointOptions(), Progress()).id
+    target.kill()
+    pids = [_clone(node, image, str(number)) for number in range(count)]
+    found = {each.pid: each.device_bytes for each in node.processes()}
+    assert {*found} == {*pids} and len({*found.values()}) == 1 and 0 not in found.values()
+    steps = 5 + max(len(_values(target, str(number), 0)) for number in range(count))
+    for number in range(count):
+        values = _values(target, str(number), steps)
+        right = undisturbed("single", max(values) + 1)
+        assert values == {step: right[step] for step in range(len(values))}

@@ -1,4 +1,6 @@
-"""phosd is killed while it restores a program into a pid namespace of its own."""
+"""phosd is killed while it restores a program into a pid namespace of its own, or a clone."""
+
+from pathlib import Path
 
 import pytest
 
@@ -7,8 +9,9 @@ from phosd.engine.program.namespace_maker import end
 from phosd.engine.system import pid_namespaces
 from tests.node.checkpoint_restore.conftest import Starter
 from tests.node.checkpoint_restore.cycle import Undisturbed, computes_right
+from tests.support.harness import parse, wait_until
 from tests.support.pids import occupy, release
-from tests.system.faults.case import RESTORE
+from tests.system.faults.case import RESTORE, played
 from tests.system.faults.daemon_under_fault import DIED, Plant
 
 
@@ -50,5 +53,48 @@ def test_nothing_half_restored_stays(
         computes_right(target, undisturbed)
     finally:
         release(holder)
+        for each in there():
+            end(each)
+
+
+def test_nothing_of_a_clone_stays_and_the_original_goes_on(
+    plant: Plant, start: Starter, undisturbed: Undisturbed
+) -> None:
+    """But its log, which phosd has no time to remove."""
+    target = start("single")
+    target.wait_for_steps(3)
+    plant.start()
+    assert plant.end_of(plant.checkpoint(target.pid, "stop")) == "done"
+    (image,) = plant.images()
+    logs: list[Path] = []
+
+    def clone() -> str:
+        logs.append(target.log.with_name(f"{target.log.name}.clone-{len(logs)}"))
+        options = (1, "clone", "s", str(len(logs) - 1))
+        return plant.end_of(plant.begin("Restore", "sa{sv}", image, *options))
+
+    def there() -> list[pid_namespaces.PidNamespace]:
+        return [*pid_namespaces.living(plant.place / "run")]
+
+    try:
+        for point in played(RESTORE, Kind.KILL, 3):
+            plant.stop()
+            plant.start(f"{point}:1:kill")
+            assert clone() in (DIED, "failed"), point
+            plant.stop()
+            plant.start()
+            assert not [*(plant.place / "state" / "images" / image).glob("clone-*")], point
+            for each in there():
+                assert plant.last()["message"].count("runs"), point
+                end(each)
+        assert clone() == clone() == "done", plant.last()
+        assert len(there()) == 2
+        steps = len(parse(logs[-1].read_bytes())) + 2
+        for log in logs[-2:]:
+            wait_until(lambda: len(parse(log.read_bytes())) >= steps, "a clone")  # noqa: B023
+            values = parse(log.read_bytes())
+            assert values == {n: undisturbed("single", len(values))[n] for n in range(len(values))}
+        computes_right(target, undisturbed)
+    finally:
         for each in there():
             end(each)

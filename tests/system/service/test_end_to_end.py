@@ -73,6 +73,25 @@ def phos(bus: str, folder: Path, *words: str) -> list[dict[str, object]]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
+def clones_beside_it(bus: str, folder: Path, image: str, output: Path) -> None:
+    """Two clones are made and compute; of a third it is said that it could be."""
+    assert "clone" in {
+        check["check"] for check in phos(bus, folder, "restore", image, "--clone", "--dry-run")
+    }
+    jobs = phos(bus, folder, "restore", image, "--clone", "2")
+    pids = [int(str(job["result"])) for job in jobs if job["state"] == "done"]
+    try:
+        logs = [*output.parent.glob(f"{output.name}.clone-*")]
+        assert len(pids) == len(logs) == len(set(pids)) == 2
+        before = len(parse(output.read_bytes()))
+        for log in logs:
+            wait_until(lambda: len(parse(log.read_bytes())) > before, "a clone")  # noqa: B023
+        assert {p["pid"] for p in phos(bus, folder, "ps")} >= {*pids}
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+
+
 def test_save_kill_and_restore_over_the_bus(bus: str, tmp_path: Path) -> None:
     single = [sys.executable, str(PROGRAMS / "single.py"), "0"]
     with phosd(bus, tmp_path):
@@ -117,13 +136,14 @@ def test_save_kill_and_restore_over_the_bus(bus: str, tmp_path: Path) -> None:
                 lambda: len(parse(output.read_bytes()[position:]).keys() & expected.keys()) > 5,
                 "the restored program",
             )
+            clones_beside_it(bus, tmp_path, image, output)
         finally:
             os.kill(pid, signal.SIGKILL)
         again = parse(output.read_bytes()[position:])
         common = again.keys() & expected.keys()
         assert {step: again[step] for step in common} == {s: expected[s] for s in common}
         operations = [row["operation"] for row in phos(bus, tmp_path, "history")]
-        assert operations == ["restore", "verify", "checkpoint"]
+        assert operations == [*["restore"] * 3, "verify", "checkpoint"]
         phos(bus, tmp_path, "rm", image)
         assert phos(bus, tmp_path, "images") == []
 
