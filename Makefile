@@ -126,7 +126,7 @@ test: begin-test setup lint native-test python-test
 
 test-all: export PHOS_TEST_ALL := 1
 test-all: begin-test setup lint native-test deb wheel build/wheelhouse build/.release-packages \
-	python-test
+	build/.s3-packages python-test
 
 begin-test:
 	@rm -f $(LOGS)/steps $(LOGS)/times.json
@@ -136,6 +136,13 @@ python-test: setup build
 	@$(STEP) "Python tests" - $(PYTEST) -m "not timing" --isolated $(SHARDS) --times $(LOGS)/times.json
 	@$(STEP) "Python tests, alone" - $(PYTEST) -m timing --times $(LOGS)/times.json
 	@$(PY) -m tests.support.budget $(LOGS)/steps $(LOGS)/times.json
+
+# An S3 server to push images to, and what asks it: as much as all else that is set up together.
+build/.s3-packages: pyproject.toml packaging/requirements.py | .venv/.ready
+	@$(PY) packaging/requirements.py test-s3 >build/s3-packages.txt
+	@$(STEP) "packages for S3" $(LOGS)/s3.log $(PY) -m pip install --quiet \
+	    --requirement build/s3-packages.txt
+	@touch $@
 
 soak flake-hunt: setup build
 	@$(PY) -m tests.support.rounds $@

@@ -92,7 +92,7 @@ Section: admin
 Priority: optional
 Depends: {depends}
 Recommends: polkitd, openssh-client
-Suggests: bash-completion
+Suggests: bash-completion, python3-fsspec, python3-s3fs
 Installed-Size: {kilobytes}
 Description: checkpoint, restore and move GPU processes
  phosd saves a running GPU program to disk, brings it back after it was killed,
@@ -134,7 +134,7 @@ def bundled(cache: Path) -> Path:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     wanted = [*project["dependencies"]]
-    for name in sorted(extras.keys() - {"demo", "dev"}):
+    for name in sorted(extras.keys() - {"demo", "dev", "remote", "test-s3"}):
         wanted += extras[name]
     pip: Command = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
     versions = run([*pip, "freeze", "--exclude-editable"], "reading the installed versions")

@@ -205,6 +205,10 @@ class NoBus(PhosError):
     """No bus answers where phosd should be."""
 
 
+class RemoteFailed(PhosError):
+    """A place to which images are pushed, or pulled from, does not do what it is asked to."""
+
+
 class NoDaemon(PhosError):
     """phosd does not run on the bus, did not start, or ended meanwhile."""
 

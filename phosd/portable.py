@@ -46,9 +46,7 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
 
 class _Named(msgspec.Struct, frozen=True):
     id: str
-    created: str = ""
     name: str = ""
-    number: int = 0
 
 
 class Contents(msgspec.Struct, frozen=True):

@@ -30,6 +30,10 @@ _COMMANDS = {
     "output.",
     "import": "Store the image in FILE, which `phos export` wrote on another machine; - is "
     "standard input.",
+    "push": "Bring IMAGE to URL, from where `phos pull` takes it to another machine: a bucket, a "
+    "folder, anything that fsspec knows.",
+    "pull": "Store an image that `phos push` has brought to URL: the newest, or the one whose id "
+    "there is IMAGE, or begins with it.",
     "verify": "Read all of IMAGES and compare them with their digests.",
     "rm": "Delete IMAGES for good.",
     "prune": "Delete output of `phos run` that nothing needs any more, and with --images old "

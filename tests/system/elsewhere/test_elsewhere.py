@@ -42,7 +42,12 @@ def refused(bus: str, folder: Path, *words: str) -> dict[str, object]:
 
 def test_a_program_goes_on_elsewhere(bus: str, tmp_path: Path) -> None:
     single = [sys.executable, str(PROGRAMS / "single.py"), "0"]
-    file = tmp_path / "image.phos"
+    file, key = tmp_path / "image.phos", tmp_path / "key"
+    url, signers = f"file://{tmp_path}/images", tmp_path / "signers"
+    words = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)]
+    subprocess.run(words, check=True)
+    signers.write_text(f"root {key.with_suffix('.pub').read_text()}")
+    (tmp_path / "phosd.toml").write_text(f'allowed_signers = "{signers}"\n')
     with phosd(bus, tmp_path):
         (started,) = phos(bus, tmp_path, "run", "--gpu", "soft", "--detach", "--", *single)
         pid, output = int(str(started["pid"])), Path(str(started["stdout"]))
@@ -55,10 +60,14 @@ def test_a_program_goes_on_elsewhere(bus: str, tmp_path: Path) -> None:
             os.kill(pid, signal.SIGKILL)
             wait_until(lambda: not alive(pid), "its end")
         told = phos(bus, tmp_path, "export", image, str(file))[-1]
-        check([told], "`phos export`, `phos import`")
+        check([told], "`phos export`, `phos import`, `phos push`, `phos pull`")
         assert (told["image"], told["sent_chunks"]) == (image, told["chunks"])
         assert file.stat().st_mode & 0o077 == 0
         assert "exists" in str(refused(bus, tmp_path, "export", image, str(file))["message"])
+        pushed = phos(bus, tmp_path, "push", image, url, "--sign", str(key))[-1]
+        assert pushed == told
+        twice = phos(bus, tmp_path, "push", image, url)[-1]
+        assert (twice["sent_chunks"], twice["chunks"]) == (0, told["chunks"])
     expected = parse(output.read_bytes())
 
     with another_machine(tmp_path), phosd(bus, tmp_path):
@@ -67,7 +76,12 @@ def test_a_program_goes_on_elsewhere(bus: str, tmp_path: Path) -> None:
         assert error["error"] == "NotAuthorized" and "nobody has signed" in str(error["message"])
         checks = phos(bus, tmp_path, "import", str(file), "--trust", "--dry-run")
         assert [row["trouble"] for row in checks] == [None] * len(checks) != []
-        here = str(phos(bus, tmp_path, "import", str(file), "--trust")[-1]["image"])
+        error = refused(bus, tmp_path, "import", str(file), "--trust", "--owner", "nobody")
+        assert (error["error"], "uid 0" in str(error["message"])) == ("NotAuthorized", True)
+        first = str(phos(bus, tmp_path, "import", str(file), "--trust")[-1]["image"])
+        phos(bus, tmp_path, "rm", first)
+        check(phos(bus, tmp_path, "pull", url, "--list"), "`phos pull --list`")
+        here = str(phos(bus, tmp_path, "pull", url)[-1]["image"])  # it is signed
         assert here != image
         (listed,) = phos(bus, tmp_path, "images")
         assert (listed["id"], listed["pid"], listed["owner"]) == (here, pid, 0)
@@ -85,4 +99,4 @@ def test_a_program_goes_on_elsewhere(bus: str, tmp_path: Path) -> None:
         common = again.keys() & expected.keys()
         assert {step: again[step] for step in common} == {s: expected[s] for s in common}
         operations = [row["operation"] for row in phos(bus, tmp_path, "history")]
-        assert operations == ["restore", "verify", "import", "import"]
+        assert operations == ["restore", "verify", "import", "delete", *["import"] * 3]

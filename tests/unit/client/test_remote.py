@@ -1,0 +1,140 @@
+"""Images at a URL: only what is new travels, and what was interrupted goes on."""
+
+import hashlib
+import os
+import random
+import sys
+from pathlib import Path
+
+import pytest
+
+from phosd.client import remote as module
+from phosd.client.remote import Remote
+from phosd.client.transfer import PhosdHasLeft
+from phosd.errors import InvalidOption, NoSuchImage, PhosError, RemoteFailed, Unsupported
+from phosd.portable import Head
+from tests.support.remote import Image, pulled, pushed
+
+FIRST, SECOND = "20260101T000000-0001", "20260102T000000-0002"
+CHUNK = 1000
+
+
+@pytest.fixture(autouse=True)
+def small_packs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PACK", 4 * CHUNK)
+
+
+@pytest.fixture(params=["file", "memory"])
+def remote(request: pytest.FixtureRequest, tmp_path: Path) -> Remote:
+    place = tmp_path / "images" if request.param == "file" else f"/{os.urandom(8).hex()}"
+    return Remote(f"{request.param}://{place}")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "images"
+
+
+def parts(seed: int, count: int = 30) -> list[bytes]:
+    source = random.Random(seed)
+    return [source.randbytes(CHUNK if n < count - 1 else 17) for n in range(count)]
+
+
+def test_only_new_chunks_travel(remote: Remote) -> None:
+    with pytest.raises(NoSuchImage):
+        remote.chosen("latest")
+    first = Image(FIRST, parts(1))
+    sent = pushed(remote, first)
+    assert (sent.sent_chunks, sent.sent_bytes) == (30, 29 * CHUNK + 17)
+    assert pulled(remote) == first.parts
+    assert pushed(remote, first).sent_chunks == 0
+    second = Image(SECOND, [*parts(1)[5:25], *parts(2, 10)])
+    assert pushed(remote, second).sent_chunks == 10
+    assert remote.images() == [FIRST, SECOND]
+    assert pulled(remote) == second.parts
+    assert pulled(remote, FIRST[:8]) == first.parts
+    for name in ("2026", "2027", "../x", ""):
+        with pytest.raises(NoSuchImage):
+            remote.chosen(name)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_push_goes_on_where_it_was(remote: Remote, seed: int) -> None:
+    image = Image(FIRST, parts(seed))
+    total = sum(map(len, image.parts))
+    stop = random.Random(seed).randrange(4 * CHUNK, total)
+    with pytest.raises(PhosdHasLeft):
+        pushed(remote, image, most=stop)
+    assert remote.images() == []
+    sent = pushed(remote, image)
+    assert sent.sent_bytes <= total - (stop // (4 * CHUNK)) * 4 * CHUNK
+    assert pulled(remote) == image.parts
+
+
+def test_what_was_written_in_half_is_written_again(folder: Path) -> None:
+    remote = Remote(f"file://{folder}")
+    image = Image(FIRST, parts(1))
+    pushed(remote, image)
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        size = path.stat().st_size
+        os.truncate(path, size // 2)
+        with pytest.raises(PhosError):
+            pulled(remote)
+        pushed(remote, image)
+        assert path.stat().st_size == size
+        assert pulled(remote) == image.parts
+        path.unlink()
+        with pytest.raises(PhosError):
+            pulled(remote)
+        pushed(remote, image)
+        assert pulled(remote) == image.parts
+
+
+def test_another_image_of_the_same_id_is_not_overwritten(remote: Remote) -> None:
+    pushed(remote, Image(FIRST, parts(1)))
+    with pytest.raises(InvalidOption, match="another image"):
+        pushed(remote, Image(FIRST, parts(2)))
+    assert pulled(remote) == parts(1)
+
+
+def test_a_signature_is_added_and_not_lost(remote: Remote) -> None:
+    image = Image(FIRST, parts(1))
+    pushed(remote, image)
+    plain, image.head = image.head, Head(image.head.manifest, b"signed")
+    pushed(remote, image)
+    assert remote.head(FIRST).signature == b"signed"
+    image.head = plain
+    pushed(remote, image)
+    assert remote.head(FIRST).signature == b"signed"
+
+
+def test_what_others_have_written_is_no_index(folder: Path) -> None:
+    remote = Remote(f"file://{folder}")
+    pushed(remote, Image(FIRST, parts(1)))
+    (index,) = (folder / "index").iterdir()
+    for text, error in ((b'{"format":9,"packs":[]}', Unsupported), (b"[]", RemoteFailed)):
+        name = f"{FIRST}-{hashlib.sha256(text).hexdigest()}.json"
+        (folder / "index" / name).write_bytes(text)
+        with pytest.raises(error):
+            pulled(remote)
+        (folder / "index" / name).unlink()
+    (folder / "index/readme.txt").write_text("of others")
+    assert pulled(remote) == parts(1)
+    assert index.exists()
+
+
+def test_without_fsspec_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "fsspec.core", None)
+    with pytest.raises(Unsupported, match=r"phosd\[remote\]") as raised:
+        Remote("file:///x")
+    assert raised.value.reason == "missing-package"
+
+
+def test_what_is_no_place_for_images_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InvalidOption, match="nowhere"):
+        Remote("nowhere://x")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(PhosError, match="cannot be"):
+        pushed(Remote(f"file://{tmp_path}/file"), Image(FIRST, parts(1)))
+    with pytest.raises(InvalidOption, match="is not there"):
+        pushed(Remote(f"file://{tmp_path}/not/there"), Image(FIRST, parts(1)))
