@@ -4,7 +4,7 @@ import fcntl
 import logging
 import os
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -38,6 +38,10 @@ class StoreFolder:
         self._memory = memory
         self.reservations: dict[str, SpaceReservation] = {}
         """The bytes that unfinished images are expected to take, by image id."""
+        self.pinned: dict[str, Mapping[int, int]] = {}
+        """The packs of published images that unfinished ones may name, by the id of the unfinished
+        image, with the end of the last record in each. They are neither removed nor rewritten.
+        """
         with self._locked_folder():
             self.key = DigestKey(self.secret())
             if memory is not None and not memory.claim(self.key.packed):
@@ -81,6 +85,10 @@ class StoreFolder:
     def pack_numbers(self) -> Sequence[int]:
         """Return the numbers of all existing packs."""
         return sorted({number for tier in self.tiers for number in tier.pack_numbers()})
+
+    def pinned_packs(self) -> set[int]:
+        """Return the packs that unfinished images may name. The caller holds the lock."""
+        return {number for packs in self.pinned.values() for number in packs}
 
     def new_pack_numbers(self, count: int) -> Sequence[int]:
         """Return numbers that no pack of this store ever had, also not one in a tier that is not

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from phosd.engine.image.manifest import Manifest
-from phosd.engine.image.usage import Usage
+from phosd.engine.image.usage import Usage, total_bytes
 from phosd.errors import OutOfSpace
 
 _MOST_NAMED = 5
@@ -25,7 +25,7 @@ def taken(
     """Return the bytes of a user's images, including unfinished ones."""
     theirs = [image for image in images if image.owner == owner]
     making = sum(each.size for each in reservations.values() if each.owner == owner)
-    return Usage(theirs).total + making
+    return total_bytes(theirs) + making
 
 
 def require_within(
@@ -45,8 +45,7 @@ def require_within(
         p.size for name, p in reservations.items() if p.owner == mine.owner and name != image
     )
     theirs = [published for published in images if published.owner == mine.owner]
-    usage = Usage(theirs)
-    before = usage.total + others + suspended
+    before = total_bytes(theirs) + others + suspended
     excess = before + mine.size - quota
     if excess <= 0:
         return
@@ -54,7 +53,7 @@ def require_within(
     raise OutOfSpace(
         f"the image takes about {_bytes(mine.size)}, but the {whose} of uid {mine.owner} take "
         f"{_bytes(before)} of the {_bytes(quota)} that they may",
-        hint=_what_to_delete(theirs, usage, excess),
+        hint=_what_to_delete(theirs, excess),
     )
 
 
@@ -73,8 +72,9 @@ def require_suspendable(quota: int, owner: int, size: int, before: int) -> None:
     )
 
 
-def _what_to_delete(images: Sequence[Manifest], usage: Usage, excess: int) -> str:
+def _what_to_delete(images: Sequence[Manifest], excess: int) -> str:
     """Name the oldest images that must be deleted to free ``excess`` bytes."""
+    usage = Usage(images)
     named = []
     freed = 0
     for image in images:

@@ -45,8 +45,8 @@ def compact(store: "Store", go_on: Callable[[], bool]) -> int:
     """Rewrite packs that are less than half needed. Returns the number of bytes freed.
 
     The store is locked for one pack at a time; ``go_on`` is called before each. Packs that a job
-    reads or writes are skipped. Nothing is rewritten while a manifest is damaged, since it is
-    unknown which chunks that image needs.
+    reads or writes, or that an unfinished image may name, are skipped. Nothing is rewritten while a
+    manifest is damaged, since it is unknown which chunks that image needs.
     """
     freed = 0
     left_alone: set[int] = set()
@@ -68,11 +68,12 @@ def _find(store: "Store", left_alone: set[int]) -> _Wasteful | None:
         for pack in pack_bytes(image):
             users.setdefault(pack, []).append(image)
     memory = store.memory
+    pinned = store.pinned_packs()
     for number, images in sorted(users.items()):
         path = store.pack_path(number)
         # An image in memory says the same as its copy on the disk, as long as it is there.
         in_memory = memory is not None and any(memory.has(image.id) for image in images)
-        if number in left_alone or in_memory or not private_files.unused(path):
+        if number in left_alone | pinned or in_memory or not private_files.unused(path):
             continue
         size = path.stat().st_size
         if 2 * max(pack_bytes(image)[number] for image in images) >= size:
@@ -101,6 +102,7 @@ def _rewrite(store: "Store", wasteful: _Wasteful) -> int:
         except BaseException as error:
             store.disk.pack_path(number).unlink(missing_ok=True)
             if isinstance(error, ImageCorrupt):
+                store.distrust(wasteful.number)
                 return 0  # verifying an image finds the damage and names the image
             raise
         for image in wasteful.images:

@@ -8,6 +8,7 @@
     <state>/images/<id>/<folder>/      CRIU's files of one process tree
     <state>/images/<id>/note           a line of its owner's, if there is one (note.py)
     <state>/packs/<n>.pack             chunks (see packs.py)
+    <state>/packs/<n>.damaged          the pack has a damaged chunk: no new image names it
     <state>/packs/<hex>.spare          allocated in advance for a future pack
 
 A store may have a second tier in memory, with images and packs like those of the state folder. An
@@ -18,8 +19,9 @@ each file from memory if it is there.
 Rules. An image without a manifest does not exist. A job that writes an image holds a lock (flock)
 on the image's folder and on its packs. A folder or pack with neither a manifest nor a lock was left
 by a crash, and :meth:`Store.sweep` removes it. A pack is removed only if every manifest could be
-read and none names it. A reader opens folder, manifest and packs once, under the store's lock, and
-uses those descriptors; it holds a shared lock on the folder, and a locked image is not deleted.
+read and none names it, and no unfinished image may name it (``chunk_index.py``). A reader opens
+folder, manifest and packs once, under the store's lock, and uses those descriptors; it holds a
+shared lock on the folder, and a locked image is not deleted.
 """
 
 import fcntl
@@ -33,6 +35,7 @@ from pathlib import Path
 
 from phosd.engine.faults import Point, point
 from phosd.engine.image import private_files
+from phosd.engine.image.chunk_index import ChunkIndex
 from phosd.engine.image.folder import StoreFolder
 from phosd.engine.image.manifest import Manifest
 from phosd.engine.image.note import checked_note, read_note, write_note
@@ -49,7 +52,7 @@ from phosd.engine.image.tier import MANIFEST, MemoryTier, Tier
 from phosd.engine.image.validate import valid_id
 from phosd.engine.image.write_back import PARTIAL, WriteBack
 from phosd.engine.image.writer import ImageWriter
-from phosd.errors import Busy, ImageCorrupt, NoSuchImage, NotAuthorized
+from phosd.errors import Busy, ImageCorrupt, Internal, NoSuchImage, NotAuthorized
 
 __all__ = ["Image", "ImageWriter", "Store", "packs_of"]
 
@@ -79,6 +82,8 @@ class Store(StoreFolder):
         self.write_back = WriteBack(self, self.open, self.list)
         self._read: dict[str, tuple[tuple[int, ...], Manifest]] = {}
         self._bad_notes: set[str] = set()
+        self._index = ChunkIndex(self)
+        self._left_packs = False
 
     def list(self) -> list[Manifest]:
         """Return all published images, oldest first, without damaged ones (see :meth:`damaged`)."""
@@ -152,11 +157,20 @@ class Store(StoreFolder):
         """
         with self.locked():
             self.require_writable()
-            tier = self._room_in_memory(size) if size is not None else None
-            writer = ImageWriter(self, self.list, owner, quota, suspended, tier)
+            tier = (self._room_in_memory(size) if size is not None else None) or self.disk
+            known = self._index.known(owner, tier, self.list())
+            writer = ImageWriter(self, self.list, owner, tier, known, quota, suspended)
+            writer.on_end(self._remove_left_packs)
+            self.pinned[writer.id] = known.packs
             if size is not None:
                 self.reservations[writer.id] = SpaceReservation(owner, size.total)
             return writer
+
+    def distrust(self, number: int) -> None:
+        """Mark a pack in which a damaged chunk was found: images that are begun from now on store
+        the chunks that they would have shared.
+        """
+        self._index.distrust(number)
 
     def taken(self, owner: int) -> int:
         """Return the bytes of a user's images, including unfinished ones."""
@@ -293,9 +307,10 @@ class Store(StoreFolder):
             ) from error
 
     def _remove_packs(self) -> Sequence[str]:
-        """Remove packs that no image names and no writer holds, and copies in memory of packs that
-        no image there names. The caller holds the lock.
+        """Remove packs that no image names and no writer holds or may name, and copies in memory of
+        packs that no image there names. The caller holds the lock.
         """
+        pinned = self.pinned_packs()
         try:
             needed = {n for i in self._published() for n in packs_of(self.get(i))}
             near = self.memory.published() if self.memory is not None else ()
@@ -309,11 +324,26 @@ class Store(StoreFolder):
                 is_copy = tier is not self.disk and self.disk.pack_path(number).exists()
                 if number in (needed_near if is_copy else needed) or not private_files.unused(path):
                     continue
+                if number in pinned and not is_copy:
+                    self._left_packs = True
+                    continue
                 point(Point.DELETE_PACK)
                 tier.remove_pack(number)
                 removed.append(path.name)
             private_files.sync_folder(tier.packs)
+        self._index.forget_all_but(self.pack_numbers())
         return removed
+
+    def _remove_left_packs(self) -> None:
+        """Remove the packs that were kept for an unfinished image only, which has ended."""
+        if not self._left_packs:
+            return
+        try:
+            with self.locked():
+                self._left_packs = False
+                self._remove_packs()
+        except (OSError, Internal) as error:
+            _log.warning("packs that no image needs are removed with the next image: %s", error)
 
 
 @contextmanager

@@ -6,13 +6,15 @@ or that equal another one, and ``repack.py`` takes away what nothing needs.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from phosd.engine.image.manifest import Manifest
 from phosd.engine.image.packs import record_size
 
 _MOST_KNOWN = 4096
 _known: dict[str, tuple[Manifest, Mapping[int, int]]] = {}
+_MOST_TOTALS = 64
+_totals: dict[tuple[object, ...], int] = {}
 
 
 def pack_bytes(manifest: Manifest) -> Mapping[int, int]:
@@ -46,29 +48,55 @@ def file_bytes(manifest: Manifest) -> int:
     return sum(file.size for tree in manifest.trees for file in tree.files)
 
 
+def total_bytes(images: Sequence[Manifest]) -> int:
+    """Return the bytes that images take together: :attr:`Usage.total`, remembered for the images
+    that were asked for last, as it takes time with those that share much.
+    """
+    # An image's chunks move to other packs only, and a pack never changes.
+    key = tuple((image.id, file_bytes(image), *pack_bytes(image).items()) for image in images)
+    total = _totals.get(key)
+    if total is None:
+        if len(_totals) >= _MOST_TOTALS:
+            _totals.clear()
+        total = _totals[key] = Usage(images).total
+    return total
+
+
 class Usage:
     """The bytes that some images take together, with and without each of them.
 
-    A pack that several images share counts with the largest size that one of them has in it.
+    A chunk that several images share counts once. Only packs that several images share are looked
+    at chunk by chunk.
     """
 
     def __init__(self, images: Iterable[Manifest]) -> None:
-        self._files: dict[str, int] = {}
-        self._packs: dict[int, dict[str, int]] = {}
-        for image in images:
-            self._files[image.id] = file_bytes(image)
-            for pack, size in pack_bytes(image).items():
-                self._packs.setdefault(pack, {})[image.id] = size
-        packs = sum(max(sizes.values()) for sizes in self._packs.values())
-        self.total = packs + sum(self._files.values())
+        self._images = {image.id: image for image in images}
+        users = Counter(pack for image in self._images.values() for pack in pack_bytes(image))
+        self._shared = {pack for pack, count in users.items() if count > 1}
+        self._uses: Counter[tuple[int, int]] = Counter()
+        self.total = 0
+        for image in self._images.values():
+            self.total += self._alone(image)
+            for place, length in self._shared_chunks(image).items():
+                self.total += 0 if self._uses[place] else length
+                self._uses[place] += 1
 
     def remove(self, image: str) -> int:
         """Leave an image out. Returns by how many bytes that reduces the total."""
-        freed = self._files.pop(image)
-        for sizes in self._packs.values():
-            if image in sizes:
-                before = max(sizes.values())
-                del sizes[image]
-                freed += before - max(sizes.values(), default=0)
+        gone = self._images.pop(image)
+        freed = self._alone(gone)
+        for place, length in self._shared_chunks(gone).items():
+            self._uses[place] -= 1
+            freed += 0 if self._uses[place] else length
         self.total -= freed
         return freed
+
+    def _alone(self, image: Manifest) -> int:
+        packs = pack_bytes(image).items()
+        return file_bytes(image) + sum(size for pack, size in packs if pack not in self._shared)
+
+    def _shared_chunks(self, image: Manifest) -> Mapping[tuple[int, int], int]:
+        if self._shared.isdisjoint(pack_bytes(image)):
+            return {}
+        chunks = (chunk for block in image.blocks for chunk in block.chunks)
+        return {(c.pack, c.offset): c.length for c in chunks if c.pack in self._shared}

@@ -31,7 +31,7 @@ def verify(store: Store, image_id: str, progress: Progress) -> None:
         batches = [chunks[i : i + _BATCH] for i in range(0, len(chunks), _BATCH)]
         with ThreadPoolExecutor(_THREADS) as pool:
             try:
-                for done in pool.map(lambda b: _check_chunks(store.key, image, b), batches):
+                for done in pool.map(lambda b: _check_chunks(store, image, b), batches):
                     progress.advance(done)
                     progress.check()
                 for done in pool.map(lambda f: _check_file(image, *f), folders):
@@ -60,24 +60,34 @@ def _placed(block: Block) -> Iterator[tuple[int, ChunkRef]]:
         offset += chunk.length
 
 
-def _check_chunks(key: DigestKey, image: Image, chunks: Sequence[tuple[ChunkRef, str]]) -> int:
+def _check_chunks(store: Store, image: Image, chunks: Sequence[tuple[ChunkRef, str]]) -> int:
     buffer = mmap.mmap(-1, RECORD)
     for chunk, name in chunks:
-        where = f"pack {chunk.pack} (image {image.manifest.id}, {name})"
-        record = read_record(image.packs[chunk.pack], chunk.offset, buffer, where)
-        matches = (
-            record.digest.hex() == chunk.digest
-            and record.length == chunk.length
-            and record.owner == image.manifest.owner
-        )
-        view = memoryview(buffer)[HEADER : HEADER + chunk.length]
-        actual = digest_buffer(key, view)[0].hex()
-        if not matches or actual != chunk.digest:
-            raise ImageCorrupt(
-                f"the record at {chunk.offset} of {where} holds other bytes than were saved",
-                hint="the image cannot be restored; delete it and check the disk",
-            )
+        try:
+            _check_chunk(store.key, image, chunk, name, buffer)
+        except ImageCorrupt:
+            store.distrust(chunk.pack)
+            raise
     return sum(chunk.length for chunk, _ in chunks)
+
+
+def _check_chunk(
+    key: DigestKey, image: Image, chunk: ChunkRef, name: str, buffer: mmap.mmap
+) -> None:
+    where = f"pack {chunk.pack} (image {image.manifest.id}, {name})"
+    record = read_record(image.packs[chunk.pack], chunk.offset, buffer, where)
+    matches = (
+        record.digest.hex() == chunk.digest
+        and record.length == chunk.length
+        and record.owner == image.manifest.owner
+    )
+    view = memoryview(buffer)[HEADER : HEADER + chunk.length]
+    actual = digest_buffer(key, view)[0].hex()
+    if not matches or actual != chunk.digest:
+        raise ImageCorrupt(
+            f"the record at {chunk.offset} of {where} holds other bytes than were saved",
+            hint="the image cannot be restored; delete it and check the disk",
+        )
 
 
 def _check_file(image: Image, folder: str, expected: FileDigest) -> int:

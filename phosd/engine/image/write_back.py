@@ -21,7 +21,7 @@ from phosd.engine.image.manifest import MAX_MANIFEST, Manifest
 from phosd.engine.image.note import read_note, write_note
 from phosd.engine.image.reader import Image, no_such_image
 from phosd.engine.image.tier import MANIFEST
-from phosd.engine.image.usage import Usage, file_bytes, pack_ends
+from phosd.engine.image.usage import file_bytes, pack_ends, total_bytes
 from phosd.engine.job.progress import Progress
 from phosd.errors import ImageCorrupt, NotAuthorized
 
@@ -63,7 +63,7 @@ class WriteBack:
         """Return the bytes that these images are going to take on the disk, at most."""
         pending = {*self.pending()}
         images = [image for image in self._published() if image.id in pending] if pending else []
-        return Usage(images).total
+        return total_bytes(images)
 
     def write(self, image_id: str, progress: Progress, *, stopped: bool = False) -> None:
         """Write an image, unless it is on the disk already; if another thread writes it, wait.
@@ -135,15 +135,19 @@ class WriteBack:
                     disk.drop(image_id)
 
     def _pack_sizes(self, image: Image) -> Mapping[int, int]:
-        """Return the bytes of each pack that any image needs. What is behind them is of another
-        image, which had the pack before.
+        """Return the bytes of each pack that any image needs, or an unfinished one may name. What
+        is behind them is of another image, which had the pack before.
 
         It is enough for later images, too: they name chunks of packs that others had only if those
         others are there.
         """
         with self._store.locked():
             ends = pack_ends(self._published())
-        return {number: ends[number] for number in image.packs}
+            pinned = [*self._store.pinned.values()]
+        return {
+            number: max(ends[number], *(packs.get(number, 0) for packs in pinned), 0)
+            for number in image.packs
+        }
 
     def _copy(
         self, image: Image, sizes: Mapping[int, int], folder: Path, progress: Progress

@@ -16,6 +16,7 @@ import msgspec
 
 from phosd.engine.faults import Point, point
 from phosd.engine.image import private_files
+from phosd.engine.image.chunk_index import KnownChunks
 from phosd.engine.image.folder import StoreFolder
 from phosd.engine.image.mac import sealed
 from phosd.engine.image.manifest import MAX_MANIFEST, ChunkRef, FileDigest, Manifest
@@ -71,12 +72,14 @@ class ImageWriter:
         store: StoreFolder,
         published: Callable[[], list[Manifest]],
         owner: int,
+        tier: Tier,
+        known: KnownChunks,
         quota: int | None = None,
         suspended: Callable[[int], int] = lambda owner: 0,
-        tier: Tier | None = None,
     ) -> None:
         self._store = store
-        self.tier = tier or store.disk
+        self.tier = tier
+        self._known = known
         self._published = published
         self.owner = owner
         self._quota = quota
@@ -84,8 +87,8 @@ class ImageWriter:
         self._file_bytes = 0
         self._packs: dict[int, Pack] = {}
         self._finished = False
-        self.stored: dict[str, ChunkRef] = {}
-        """The place of each stored chunk, by digest in hex."""
+        self._ended: Callable[[], object] = lambda: None
+        self._stored: dict[str, ChunkRef] = {}
         while True:
             self.id = next_id(store.image_names(), time.time())
             self.folder = self.tier.images / self.id
@@ -97,12 +100,27 @@ class ImageWriter:
         self._lock = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
 
-    def inherit(self, parent: Manifest) -> None:
-        """Reuse the chunks of ``parent`` instead of storing them again.
+    def on_end(self, action: Callable[[], object]) -> None:
+        """Have ``action`` called when the image is published or aborted, without the lock."""
+        self._ended = action
 
-        The caller keeps the parent, and so its packs, open until this image is published.
+    @property
+    def shareable_bytes(self) -> int:
+        """The bytes that need no storing, at most, as other images of the owner have them."""
+        return self._known.byte_count
+
+    def find(self, digest: str) -> ChunkRef | None:
+        """Return the place of the chunk with this digest (hex), which this image or another one of
+        the owner's has stored; None if it must be stored. What was found once is found again.
         """
-        self.stored.update((ref.digest, ref) for block in parent.blocks for ref in block.chunks)
+        ref = self._stored.get(digest)
+        if ref is None and (ref := self._known.find(digest)) is not None:
+            self._stored[digest] = ref
+        return ref
+
+    def add(self, refs: Iterable[ChunkRef]) -> None:
+        """Note chunks that are stored."""
+        self._stored.update((ref.digest, ref) for ref in refs)
 
     def reserve(self, size: int) -> None:
         """Reserve about ``size`` bytes of the user's quota. Raises :class:`OutOfSpace`."""
@@ -164,7 +182,7 @@ class ImageWriter:
 
     def _chunk_bytes(self) -> int:
         """Return the bytes that are stored for this image and no other."""
-        return sum(ref.length for ref in self.stored.values() if ref.pack in self._packs)
+        return sum(ref.length for ref in self._stored.values() if ref.pack in self._packs)
 
     def publish(self, manifest: Manifest) -> None:
         """Make the image visible, after all that its manifest names is in its tier.
@@ -203,6 +221,7 @@ class ImageWriter:
                 private_files.sync_folder(self.folder)
                 self._finished = True
                 self._close()
+        self._ended()
 
     def _sync_packs(self, manifest: Manifest) -> None:
         """Fsync each pack, truncated after the last record that the image needs, unless its tier
@@ -234,6 +253,7 @@ class ImageWriter:
                 if self.tier.pack_path(number).exists():
                     self.tier.remove_pack(number)
         self._close()
+        self._ended()
 
     close = abort
 
@@ -242,6 +262,7 @@ class ImageWriter:
             private_files.close_locked(pack.fd)
         private_files.close_locked(self._lock)
         self._store.reservations.pop(self.id, None)
+        self._store.pinned.pop(self.id, None)
 
     def __enter__(self) -> "ImageWriter":
         return self

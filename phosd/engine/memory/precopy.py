@@ -1,6 +1,5 @@
 """Copy device memory into an image in passes before the stop, with the last pass inside it."""
 
-from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Self
@@ -17,10 +16,13 @@ Digests = dict[int, list[bytes]]
 
 
 class Precopy:
-    """A copy of a group's memory into an image, in passes."""
+    """A copy of a group's memory into an image, in passes. ``incremental``: most of it is expected
+    to be in a parent image.
+    """
 
-    def __init__(self, dump: MemoryDump) -> None:
+    def __init__(self, dump: MemoryDump, *, incremental: bool = False) -> None:
         self._dump = dump
+        self._incremental = incremental
         self._memory = dump.memory
         self._copies: dict[int, Copies] = {}
         self._pool = ThreadPoolExecutor(thread_name_prefix="precopy")
@@ -31,7 +33,7 @@ class Precopy:
         """Copy in passes until little is left, or a pass no longer reduces it much.
 
         Of a program that GPUs do not interrupt, everything is copied once, or nothing if the image
-        has a parent: what differs from the parent is not known before the stop.
+        is incremental: what differs from the parent is not known before the stop.
         """
         if interruptible:
             copy_while_running(
@@ -41,7 +43,7 @@ class Precopy:
                 lambda: self._missing(self._digests()),
                 self._copy,
             )
-        elif not self._dump.writer.stored:
+        elif not self._incremental:
             copy_while_running(
                 self._memory,
                 self._dump.links,
@@ -85,12 +87,13 @@ class Precopy:
 
     def _missing(self, digests: Digests) -> dict[int, list[tuple[int, int]]]:
         """Return the chunks whose present bytes are not saved yet, as (key, index) by GPU."""
-        saved = self._saved()
+        saved = {*self._copied()}
         missing: dict[int, list[tuple[int, int]]] = {}
         for exported in self._memory.all():
             for index, digest in enumerate(digests.get(exported.key, ())):
-                if digest.hex() not in saved:
-                    saved[digest.hex()] = None
+                name = digest.hex()
+                if name not in saved and self._dump.writer.find(name) is None:
+                    saved.add(name)
                     missing.setdefault(exported.gpu, []).append((exported.key, index))
         return missing
 
@@ -117,19 +120,15 @@ class Precopy:
             list(pool.map(one, chunks))
 
     def _refs(self, digests: Digests) -> dict[int, tuple[ChunkRef, ...]]:
-        saved = self._saved()
+        # What other images have is named there, also if it was copied before that was known.
+        copied, find = self._copied(), self._dump.writer.find
 
-        def find(parts: Iterable[bytes]) -> Iterable[ChunkRef]:
-            for digest in parts:
-                ref = saved[digest.hex()]
-                assert ref is not None
-                yield ref
+        def place(digest: str) -> ChunkRef:
+            return find(digest) or copied[digest]
 
-        return {key: tuple(find(parts)) for key, parts in digests.items()}
+        return {key: tuple(place(part.hex()) for part in parts) for key, parts in digests.items()}
 
-    def _saved(self) -> dict[str, ChunkRef | None]:
-        """Return the chunks that the image has, by digest in hex."""
-        saved: dict[str, ChunkRef | None] = dict(self._dump.writer.stored)
-        for copies in self._copies.values():
-            saved.update((ref.digest, ref) for ref in copies.refs.values())
-        return saved
+    def _copied(self) -> dict[str, ChunkRef]:
+        """Return the chunks that were copied, by digest in hex."""
+        refs = (ref for copies in self._copies.values() for ref in copies.refs.values())
+        return {ref.digest: ref for ref in refs}

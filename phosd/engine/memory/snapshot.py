@@ -21,7 +21,7 @@ from phosd.engine.job.rollback import Undo, Undoing
 from phosd.engine.memory.background_copy import follow, spare_memory, starved
 from phosd.engine.memory.dump import MemoryDump
 from phosd.engine.memory.exported import ExportedBlock, distinct, keys_by_gpu, let_go, new_key
-from phosd.engine.mover.client.requests import Copies, redundant
+from phosd.engine.mover.client.requests import Copies, places, redundant
 from phosd.errors import Cancelled, OutOfMemory, changed_in_the_stop
 
 _SLAB = 2 << 30
@@ -154,12 +154,7 @@ class Snapshot(Undoing):
             figures.snapshot_bytes, figures.snapshot_seconds = self._bytes, self._seconds
             figures.drain_seconds = time.monotonic() - started
             figures.drain_bytes = self._account.phases[-1].bytes_done
-        stored = self._dump.writer.stored
-        copied = {
-            key: tuple(stored[digest.hex()] for digest in digests)
-            for key, digests in self._digests.items()
-        }
-        return self._saved | copied
+        return self._saved | places(self._dump.writer, self._digests)
 
     def _take(self, blocks: Sequence[ExportedBlock]) -> bool:
         """Allocate memory for copies of these blocks. Returns False if not all fit."""
@@ -202,20 +197,18 @@ class Snapshot(Undoing):
         assert self._hashed is not None
         self._hashed.result()
         began = time.monotonic()
-        known = {bytes.fromhex(digest) for digest in tuple(self._dump.writer.stored)}
         blocks = [h for h in distinct(self._memory.all()) if h.key in self._digests]
         parts = [
-            self._pool.submit(self._copy, gpu, keys, known)
-            for gpu, keys in keys_by_gpu(blocks).items()
+            self._pool.submit(self._copy, gpu, keys) for gpu, keys in keys_by_gpu(blocks).items()
         ]
         for part in parts:
             part.result()
         self._seconds = time.monotonic() - began
 
-    def _copy(self, gpu: int, keys: Sequence[int], known: Collection[bytes]) -> None:
+    def _copy(self, gpu: int, keys: Sequence[int]) -> None:
         """Copy the chunks of a GPU that the image needs, and prove that the copies are equal."""
         digests = {key: self._digests[key] for key in keys}
-        needless = redundant(digests, known)
+        needless = redundant(digests, self._dump.writer)
         for key, parts in digests.items():
             without = set(needless.get(key, ()))
             self._wanted[key] = [i for i in range(len(parts)) if i not in without]
@@ -251,7 +244,7 @@ class Snapshot(Undoing):
         saved = Copies(self._dump.writer, self._dump.packs(gpu))
         mover = self._memory.adopted.mover(gpu)
         mover.copy(proven, saved, self._account, proven=proven, let_go=dropped)
-        self._dump.writer.stored.update((ref.digest, ref) for ref in saved.refs.values())
+        self._dump.writer.add(saved.refs.values())
 
     def _look(self) -> None:
         """Cancel the saving if a program has waited for memory in vain: it gets all of it."""

@@ -224,7 +224,7 @@ class _Receiver:
             number, ref = begun.popleft().result()
             if ref is not None:
                 places[number] = ref
-                self._writer.stored[ref.digest] = ref
+                self._writer.add([ref])
             self._progress.advance(self._found.chunks[number].length)
 
         with private_files.space_errors(what), ThreadPoolExecutor(_THREADS) as pool:

@@ -15,7 +15,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from phosd.engine.image.manifest import Manifest
-from phosd.engine.image.usage import Usage
+from phosd.engine.image.usage import total_bytes
 from phosd.errors import Internal
 from phosd.service.api.inventory import Inventory
 from phosd.service.jobs.job import Job, JobState
@@ -135,7 +135,7 @@ class _ImageBytes(Collector):
         by_user: dict[int, list[Manifest]] = {}
         for view in tuple(self._inventory.images.values()):
             by_user.setdefault(view.manifest.owner, []).append(view.manifest)
-        sizes = {user: Usage(images).total for user, images in by_user.items()}
+        sizes = {user: total_bytes(images) for user, images in by_user.items()}
         largest = sorted(sizes, key=lambda user: sizes[user], reverse=True)
         family = GaugeMetricFamily(
             "phosd_image_bytes", "Stored bytes of a user's images.", labels=("user",)

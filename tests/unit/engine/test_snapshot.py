@@ -114,7 +114,8 @@ def snapshot_of(
 
     turns: list[set[int]] = []
     memory = DeviceMemory(blocks, movers)
-    writer = SimpleNamespace(stored={})
+    stored: dict[str, Any] = {}
+    writer = SimpleNamespace(stored=stored, find=stored.get, add=lambda refs: None)
     dump = MemoryDump(cast(Any, memory), [], cast(Any, writer))
     made = Snapshot(dump, turn, limit)
     assert turns == []
@@ -134,7 +135,8 @@ def test_all_gpus_are_saved_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
         for number, each in enumerate(blocks):
             shot._digests[each.key] = [each.key.to_bytes(16, "big")]
             shot._wanted[each.key] = [0] * (number % 2)
-            shot._dump.writer.stored[shot._digests[each.key][0].hex()] = cast(Any, each.key)
+            writer = cast(Any, shot._dump.writer)
+            writer.stored[shot._digests[each.key][0].hex()] = each.key
         shot._chunk_maps.append((cast(Any, chunk_map), tuple(movers)))
         shot._account.phase("drain")
         chunks: dict[int, Any] = dict(shot.finish(Progress()))

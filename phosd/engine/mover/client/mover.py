@@ -24,6 +24,7 @@ from phosd.engine.mover.client.requests import (
     DrainSource,
     Saved,
     enough,
+    places,
     target,
 )
 from phosd.engine.mover.client.rpc import RpcChannel
@@ -214,17 +215,17 @@ class Mover:
         needed. Every chunk is hashed again from the copy that is saved. A chunk that the image
         already has is not copied. Raises :class:`OutOfSpace`, :class:`Cancelled`.
         """
-        known = dict(writer.stored)
-        wanted = {digest for parts in digests.values() for digest in parts}
-        packs = enough(writer, packs, sum(digest.hex() not in known for digest in wanted))
+        wanted = {digest.hex() for parts in digests.values() for digest in parts}
+        known = [ref for digest in wanted if (ref := writer.find(digest)) is not None]
+        packs = enough(writer, packs, len(wanted) - len(known))
         request = wire.Save(
             blocks=[(key, b"".join(parts)) for key, parts in digests.items()],
             target=target(writer, packs),
-            known=list(known.values()),
+            known=known,
         )
         descriptors = [pack.fd for pack in packs]
         answer, _ = self._to_host.ask(request, wire.Stored, descriptors, progress)
-        writer.stored.update((ref.digest, ref) for _, refs in answer.blocks for ref in refs)
+        writer.add(ref for _, refs in answer.blocks for ref in refs)
         return Saved({key: tuple(refs) for key, refs in answer.blocks}, answer.changed)
 
     def drain(
@@ -257,12 +258,8 @@ class Mover:
             pack.fd for pack in packs
         ]
         answer, _ = self._to_host.ask(request, wire.Drained, descriptors, progress, dropped)
-        found = (ref for _, refs in answer.blocks for ref in refs if ref is not None)
-        writer.stored.update((ref.digest, ref) for ref in found)
-        chunks = {
-            key: tuple(writer.stored[digest.hex()] for digest in source.digests[key])
-            for key, _ in answer.blocks
-        }
+        writer.add(ref for _, refs in answer.blocks for ref in refs if ref is not None)
+        chunks = places(writer, {key: source.digests[key] for key, _ in answer.blocks})
         return DrainResult(chunks, *msgspec.structs.astuple(answer)[1:])
 
     def copy(

@@ -1,7 +1,7 @@
 """Build a mover's requests and define its results, other than plain values."""
 
 from array import array
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from phosd.engine.digest import split
@@ -9,6 +9,7 @@ from phosd.engine.image.manifest import ChunkRef
 from phosd.engine.image.packs import RECORD, record_size
 from phosd.engine.image.writer import ImageWriter, Pack
 from phosd.engine.mover.protocol import wire
+from phosd.errors import Internal
 
 PATIENCE_SECONDS = 10.0
 """Seconds without other work after which a shadow that is still being copied is given up."""
@@ -60,9 +61,8 @@ class DrainSource:
         """Return the request, and the packs whose descriptors go with it."""
         keys = [key for chunk_map in self.chunk_maps for key in chunk_map.blocks]
         digests = {key: self.digests[key] for key in keys}
-        known = {bytes.fromhex(digest) for digest in tuple(writer.stored)}
         wanted = {key: bytearray(b"\1" * len(parts)) for key, parts in digests.items()}
-        for key, indices in redundant(digests, known).items():
+        for key, indices in redundant(digests, writer).items():
             for index in indices:
                 wanted[key][index] = 0
 
@@ -163,18 +163,31 @@ class Copies:
         return digests
 
 
-def redundant(
-    digests: Mapping[int, Sequence[bytes]], known: Collection[bytes] = ()
-) -> dict[int, list[int]]:
-    """Return chunks that need no saving, since their digest is known or that of an earlier chunk.
+def places(
+    writer: ImageWriter, digests: Mapping[int, Sequence[bytes]]
+) -> dict[int, tuple[ChunkRef, ...]]:
+    """Return the place of each chunk, by key, now that all are stored."""
+
+    def place(digest: bytes) -> ChunkRef:
+        ref = writer.find(digest.hex())
+        if ref is None:
+            raise Internal(f"image {writer.id} lacks a chunk that was to be stored")
+        return ref
+
+    return {key: tuple(map(place, parts)) for key, parts in digests.items()}
+
+
+def redundant(digests: Mapping[int, Sequence[bytes]], writer: ImageWriter) -> dict[int, list[int]]:
+    """Return chunks that need no saving, since ``writer`` knows their digest, or it is that of an
+    earlier chunk.
 
     By key, in the order of ``digests``; blocks without such chunks are left out.
     """
-    seen = set(known)
+    seen: set[bytes] = set()
     found: dict[int, list[int]] = {}
     for key, parts in digests.items():
         for index, digest in enumerate(parts):
-            if digest in seen:
+            if digest in seen or writer.find(digest.hex()) is not None:
                 found.setdefault(key, []).append(index)
             else:
                 seen.add(digest)

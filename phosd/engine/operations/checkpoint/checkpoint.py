@@ -143,10 +143,8 @@ class _Checkpoint:
                 pages=needs.cpu,
             ) as cpu,
         ):
-            if parent is not None:
-                writer.inherit(parent)
-            # How much of the memory the parent has is known only after the copying.
-            writer.reserve(needs.cpu + (needs.gpu if parent is None else 0))
+            # How much of the memory other images have is known only after the copying.
+            writer.reserve(needs.cpu + max(0, needs.gpu - writer.shareable_bytes))
             if node.store.memory not in (None, writer.tier):
                 progress.note("written to the disk at once: the memory tier has no room for it")
             node.store.spares.preallocate(needs.gpu, writer.tier)

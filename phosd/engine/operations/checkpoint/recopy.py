@@ -20,7 +20,11 @@ def recopy(attempt: Attempt) -> tuple[Block, ...]:
         MemoryDump(memory, group.links, attempt.writer) as dump,
     ):
         gpus = memory.gpus.chunks(group.links)
-        with attempt.node.movers.turn_to_copy(gpus, progress), Precopy(dump) as copies:
+        incremental = bool(attempt.options.parent)
+        with (
+            attempt.node.movers.turn_to_copy(gpus, progress),
+            Precopy(dump, incremental=incremental) as copies,
+        ):
             dump.make_packs()
             dump.wait_until_pinned(progress)
             copies.while_running(progress, interruptible=group.interruptible())
