@@ -83,7 +83,9 @@ class Reason(enum.StrEnum):
     OTHER_CRIU = "other-criu"
     """The image was made by a CRIU that this one cannot read."""
     OTHER_FORMAT = "other-format"
-    """The image is from elsewhere, in a format that this phosd does not read."""
+    """An image from elsewhere, or the file of a suspended program, is in a format that this phosd
+    does not read.
+    """
     OTHER_CPU = "other-cpu"
     """The image needs features that this CPU lacks."""
     CHANGED_FILES = "changed-files"

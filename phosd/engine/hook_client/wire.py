@@ -463,6 +463,10 @@ class Channel:
             if self._tainted:
                 raise Garbled("files or sockets instead of memory")
             magic, version, answer, sequence, status, length, count = header
+            if magic == MAGIC and version != VERSION:
+                raise Garbled(
+                    f"an answer in version {version} of the protocol; this phosd speaks {VERSION}"
+                )
             if (
                 (magic, version, answer, sequence)
                 != (MAGIC, VERSION, type_ | REPLY, self._sequence)

@@ -5,6 +5,7 @@ import msgspec
 from phosd.engine.image.cpu_manifest import CpuDetails
 
 FORMAT = 1
+"""Rises when a phosd that knows only the earlier ones would misread an image."""
 MAX_MANIFEST = 256 << 20
 """Largest size of a manifest in bytes; one for 8 GPUs with 141 GB each takes about 50 MB."""
 CHUNK = 2 << 20
@@ -134,6 +135,8 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     number: int = 0
     """Of the image, among those of the owner with this name."""
     format: int = FORMAT
+    phosd: str = ""
+    """The version of phosd that made it; empty before this was noted."""
 
     @property
     def root(self) -> Process | None:

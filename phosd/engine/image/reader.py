@@ -4,6 +4,7 @@ import os
 
 import msgspec
 
+from phosd import __version__
 from phosd.engine.digest import DigestKey
 from phosd.engine.image import private_files
 from phosd.engine.image.mac import unsealed
@@ -16,9 +17,10 @@ _decoder = msgspec.json.Decoder(Manifest)
 
 
 class _Format(msgspec.Struct):
-    """The part of a manifest that tells how to read the rest."""
+    """The part of a manifest that tells how to read the rest. It is in every format."""
 
     format: int = FORMAT
+    phosd: str = ""
 
 
 _format_decoder = msgspec.json.Decoder(_Format)
@@ -83,21 +85,31 @@ def read_manifest(folder: int, image_id: str, key: DigestKey) -> Manifest:
             f"the manifest of image {image_id} is not what was written (its seal is broken)",
             hint="the image cannot be restored; delete it",
         )
+    made_as = _Format()
     try:
-        made_as = _format_decoder.decode(body).format
-        if made_as != FORMAT:
-            raise ImageCorrupt(
-                f"image {image_id} has format {made_as}, this phosd reads {FORMAT}",
-                hint="restore it with the phosd that made it, or delete it",
-            )
+        made_as = _format_decoder.decode(body)
+        if made_as.format != FORMAT:
+            raise _of_another_version(image_id, made_as)
         manifest = _decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        if made_as.phosd not in ("", __version__):
+            raise _of_another_version(image_id, made_as) from error
         raise ImageCorrupt(
             f"the manifest of image {image_id} cannot be read ({error})",
             hint="the image cannot be restored; delete it",
         ) from error
     check_manifest(manifest, image_id)
     return manifest
+
+
+def _of_another_version(image_id: str, made_as: _Format) -> ImageCorrupt:
+    """Return the error for an image that is whole, and that another phosd can read."""
+    by = f"phosd {made_as.phosd}" if made_as.phosd else "another phosd"
+    return ImageCorrupt(
+        f"image {image_id} was made by {by} in format {made_as.format}; this is phosd"
+        f" {__version__}, which reads format {FORMAT}",
+        hint=f"restore it with {by} or a newer one, or delete it",
+    )
 
 
 def manifest_stamp(folder: int) -> tuple[int, ...]:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 
+from phosd import __version__
 from phosd.engine.job.affected import AffectedSet
 from phosd.errors import Internal
 
@@ -32,6 +33,8 @@ class JobRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pid: int | None = None
     start_time: int | None = None
     affected: AffectedSet | None = msgspec.field(default=None, name="concern")
+    phosd: str = __version__
+    """The version of phosd that ran the job; of a file without one, this one."""
 
     @property
     def pids(self) -> set[int]:
@@ -50,7 +53,13 @@ def read_records(folder: Path) -> list[JobRecord]:
         except FileNotFoundError:
             continue  # the job has ended meanwhile
         except (OSError, msgspec.DecodeError) as error:
-            _log.error("%s is no journal entry (%s); look at it and remove it", path, error)
+            _log.error(
+                "%s is no journal entry of phosd %s or of one before it (%s); start the phosd that"
+                " wrote it, or see to the programs that it names and remove it",
+                path,
+                __version__,
+                error,
+            )
     return found
 
 

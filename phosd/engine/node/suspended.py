@@ -5,17 +5,21 @@ The device memory of a suspended program is an image without a CPU part, in a st
 image is. It is in the runtime folder, because a reboot ends the programs.
 """
 
+import contextlib
 import logging
 from collections.abc import Collection
 from pathlib import Path
 
 import msgspec
 
+from phosd import __version__
 from phosd.engine.image import private_files
 from phosd.engine.system import procfs
 from phosd.engine.system.procfs import ProcessId
-from phosd.errors import Busy, NoSuchProcess
+from phosd.errors import Busy, NoSuchProcess, Reason, Unsupported
 
+FORMAT = 1
+"""Rises when a phosd that knows only the earlier ones would misread a file."""
 _MAX_BYTES = 8 << 20
 _log = logging.getLogger(__name__)
 
@@ -38,6 +42,9 @@ class Suspended(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     stored_bytes: int
     device_bytes: dict[int, int]
     processes: tuple[ProcessId, ...]
+    format: int = FORMAT
+    phosd: str = __version__
+    """The version of phosd that suspended it; of a file without one, this one."""
 
     @property
     def alive(self) -> bool:
@@ -65,6 +72,32 @@ class Suspended(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return {pid for pid, _ in self.processes}
 
 
+class _Head(msgspec.Struct):
+    """The part of a file that every version writes."""
+
+    pid: int
+    format: int = FORMAT
+    phosd: str = ""
+
+
+def _decode(text: bytes) -> Suspended:
+    """Raises :class:`Unsupported` if another phosd wrote what this one does not know."""
+    head = msgspec.json.decode(text, type=_Head)
+    try:
+        if head.format == FORMAT:
+            return msgspec.json.decode(text, type=Suspended)
+    except msgspec.DecodeError:
+        if head.phosd in ("", __version__):
+            raise
+    by = f"phosd {head.phosd}" if head.phosd else "another phosd"
+    raise Unsupported(
+        f"the program of process {head.pid} was suspended by {by} in format {head.format}; this is"
+        f" phosd {__version__}, which reads format {FORMAT}",
+        hint=f"install {by} or a newer one, and resume it with that",
+        reason=Reason.OTHER_FORMAT,
+    )
+
+
 class Register:
     """The folder of these files, in ``runtime_dir``; only root can enter it."""
 
@@ -83,11 +116,10 @@ class Register:
         private_files.require_private(self._folder)
         for path in sorted(self._folder.glob("*.json")):
             try:
-                text = private_files.read_private(path, _MAX_BYTES)
-                found.append(msgspec.json.decode(text, type=Suspended))
+                found.append(_decode(private_files.read_private(path, _MAX_BYTES)))
             except FileNotFoundError:
                 continue  # resumed meanwhile
-            except (OSError, msgspec.DecodeError) as error:
+            except (OSError, msgspec.DecodeError, Unsupported) as error:
                 _log.error("%s does not tell who is suspended (%s)", path, error)
         return found
 
@@ -98,13 +130,23 @@ class Register:
         return {path.stem for path in self._folder.glob("*.json")}
 
     def of(self, pid: int) -> Suspended:
-        """Return the suspended program that has process ``pid``. Raises :class:`NoSuchProcess`."""
+        """Return the suspended program that has process ``pid``. Raises :class:`NoSuchProcess`, and
+        :class:`Unsupported` for one that another version of phosd has suspended.
+        """
         for each in self.living():
             if pid == each.pid or pid in each.pids:
                 return each
+        self._require_readable(pid)
         raise NoSuchProcess(
             f"process {pid} is not suspended", hint="`phos ps` lists the GPU processes"
         )
+
+    def _require_readable(self, pid: int) -> None:
+        for path in self._folder.glob("*.json"):
+            with contextlib.suppress(OSError, msgspec.DecodeError):  # :meth:`all` has told
+                text = private_files.read_private(path, _MAX_BYTES)
+                if msgspec.json.decode(text, type=_Head).pid == pid:
+                    _decode(text)
 
     def require_awake(self, pids: Collection[int]) -> None:
         """Raise :class:`Busy` if one of these processes is suspended."""

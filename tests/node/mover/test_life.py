@@ -26,7 +26,7 @@ from phosd.engine.mover.protocol.endpoint import connect, folder_of, listeners, 
 from phosd.engine.recovery.rescue import Account, free
 from phosd.engine.system.native import python_environment
 from phosd.engine.system.procfs import ProcessId, process_id
-from phosd.errors import Internal, NotAuthorized, PhosError
+from phosd.errors import Busy, Internal, NotAuthorized, PhosError
 from tests.node.mover import owner
 from tests.node.mover.owner import Owner
 from tests.support.harness import wait_until
@@ -123,6 +123,28 @@ def test_what_is_guarded_comes_back_through_a_visitor(
     with pytest.raises(Internal, match="holds no block"):
         again.digest([0])
     again.close()
+    ended(mover.pid)
+
+
+def test_a_mover_of_another_version_makes_room_once_it_guards_nothing(
+    place: Path, program: Owner, sleeper: ProcessId, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (descriptor,) = program.create([CHUNK])
+    mover = engine(place)
+    mover.adopt([(1, CHUNK, descriptor)])
+    os.close(descriptor)
+    mover.guard([(sleeper, 5, 1)])
+    die(mover)
+    monkeypatch.setattr(wire, "VERSION", wire.VERSION + 1)
+    with pytest.raises(Busy, match=f"process {mover.pid}. was started by another phosd, and keeps"):
+        engine(place)
+    (client,) = rescue_clients(place)
+    with client:
+        os.close(client.parked()[sleeper][5])
+        client.unguard([sleeper])
+    # The next one comes from the files of this test, which has been replaced, so to speak.
+    with pytest.raises(Internal, match="files were replaced while it ran; restart phosd"):
+        engine(place)
     ended(mover.pid)
 
 

@@ -57,7 +57,7 @@ def test_a_broken_context_ends_the_mover_after_its_answer(works: bool) -> None:
 
     thread = threading.Thread(target=serve)
     thread.start()
-    assert ours.receive(5) == (0, wire.Done(), [])
+    assert ours.receive(5) == (0, wire.Done(wire.VERSION), [])
     ours.send(1, wire.Drop([7]))
     received = ours.receive(5)
     assert received is not None

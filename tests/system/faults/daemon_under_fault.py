@@ -35,10 +35,11 @@ class Plant:
         self.log = place / "phosd.log"
         self.daemon: subprocess.Popen[bytes] | None = None
 
-    def start(self, fault: str = "", delay: float = 0) -> None:
+    def start(self, fault: str = "", delay: float = 0, package: Path | None = None) -> None:
         """Start a daemon, in which (and in whose movers) this fault happens, and wait for it.
 
-        ``delay``: the seconds by which each of their steps is delayed at most.
+        ``delay``: the seconds by which each of their steps is delayed at most. ``package``: the
+        folder with another phosd's package.
         """
         command = [sys.executable, "-m", "phosd.service.main", "--session"]
         command += [f"--state-dir={self.place / 'state'}", f"--runtime-dir={self.place / 'run'}"]
@@ -48,11 +49,13 @@ class Plant:
         environment |= {"DBUS_SESSION_BUS_ADDRESS": self.bus, "PHOS_TEST_LINGER": _LINGER}
         if fault:
             environment["PHOS_FAULT"] = fault
+        if package:
+            environment["PYTHONPATH"] = str(package)
         if delay:
             environment["PHOS_FAULT_DELAY"] = str(delay)
         before = self.said()
         with self.log.open("ab") as file:
-            self.daemon = subprocess.Popen(command, env=environment, stderr=file)
+            self.daemon = subprocess.Popen(command, env=environment, stderr=file, cwd=package)
         try:
             wait_until(
                 lambda: b"serves org.phos" in self.said(before) or self.dead,

@@ -7,10 +7,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from phosd.engine.node.suspended import Register, Suspended
+from phosd.engine.node.suspended import FORMAT, Register, Suspended
 from phosd.engine.system import procfs
 from phosd.engine.system.procfs import ProcessId
-from phosd.errors import Busy, NoSuchProcess, PhosError
+from phosd.errors import Busy, NoSuchProcess, PhosError, Unsupported
 
 
 def entry(image: str, *processes: ProcessId) -> Suspended:
@@ -75,6 +75,24 @@ def test_who_is_left_of_a_program_is_named(me: ProcessId) -> None:
     with pytest.raises(NoSuchProcess) as raised:
         entry("a", gone).require_alive()
     assert "kill" not in raised.value.hint
+
+
+def test_what_another_version_has_suspended_is_told_by_its_name(
+    tmp_path: Path, me: ProcessId, caplog: pytest.LogCaptureFixture
+) -> None:
+    register = Register(tmp_path)
+    register.write(entry("a", me))
+    path = tmp_path / "suspended" / "a.json"
+    mine = msgspec.json.decode(path.read_bytes())
+    for written in ({"format": FORMAT + 1, "phosd": "7.1"}, {"phosd": "7.1", "colour": "red"}):
+        path.write_bytes(msgspec.json.encode(mine | written))
+        with pytest.raises(Unsupported, match=r"was suspended by phosd 7\.1 in format .*; install"):
+            register.of(me.pid)
+        assert register.all() == [] and register.images() == {"a"}
+        assert "suspended by phosd 7.1" in caplog.text
+    without = {name: value for name, value in mine.items() if name not in ("format", "phosd")}
+    path.write_bytes(msgspec.json.encode(without))  # as before these were noted
+    assert register.of(me.pid) == entry("a", me)
 
 
 def test_garbage_is_passed_over_and_told(

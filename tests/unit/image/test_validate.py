@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from phosd import __version__
 from phosd.engine.image.mac import unsealed
-from phosd.engine.image.manifest import CHUNK, Manifest
+from phosd.engine.image.manifest import CHUNK, FORMAT, Manifest
 from phosd.engine.image.store import Store
 from phosd.engine.image.validate import valid_relative
 from phosd.errors import ImageCorrupt
@@ -114,6 +115,21 @@ def test_a_hostile_manifest_is_refused(image: tuple[Store, Manifest], name: str)
     message = refusal(image, change)
     assert re.search(expected, message), message
     assert "delete it" in message
+
+
+def test_an_image_of_another_version_is_refused_by_its_name(
+    image: tuple[Store, Manifest],
+) -> None:
+    """It is whole: another phosd can restore it. What this one wrote it should be able to read."""
+    newer = refusal(image, lambda m: m.update(format=FORMAT + 1, phosd="7.1"))
+    assert re.search(
+        f"was made by phosd 7.1 in format {FORMAT + 1}; this is phosd .*, which reads format "
+        f"{FORMAT}; restore it with phosd 7.1 or a newer one",
+        newer,
+    )
+    assert "made by phosd 7.1" in refusal(image, lambda m: m.update(phosd="7.1", colour="red"))
+    own = refusal(image, lambda m: m.update(phosd=__version__, colour="red"))
+    assert "cannot be read" in own and "made by" not in own
 
 
 def test_every_flipped_bit_and_every_cut_is_noticed(image: tuple[Store, Manifest]) -> None:

@@ -33,7 +33,7 @@ from phosd.engine.mover.protocol.connection import Connection
 from phosd.engine.mover.protocol.endpoint import connect, folder_of, path_of
 from phosd.engine.system import cuda
 from phosd.engine.system.procfs import ProcessId
-from phosd.errors import Internal, OutOfMemory, PhosError, Timeout
+from phosd.errors import Busy, Internal, OutOfMemory, PhosError, Timeout
 
 RING_BYTES = 512 << 20
 """Pinned memory of a mover on a real GPU; as much device memory is used for staging."""
@@ -126,7 +126,10 @@ class Mover:
         child: "subprocess.Popen[bytes] | None",
         key: DigestKey,
     ) -> Self | None:
-        """Become the mover's engine; return None if the mover was about to end."""
+        """Become the mover's engine; return None if the mover was about to end, or was of another
+        version and has ended. Raises :class:`Busy` if one of another version must stay, and
+        :class:`Internal` if a new one is of another version.
+        """
         try:
             process = MoverProcess(connection.peer()[0], child)
         except ProcessLookupError:
@@ -140,8 +143,9 @@ class Mover:
             with contextlib.ExitStack() as stack:
                 theirs = [stack.enter_context(end).fileno() for _, end in pairs]
                 first.send(wire.Attach(key.packed), theirs)
-            for channel in mover._channels:
-                channel.reply(wire.Done, START_SECONDS)
+            versions = {
+                channel.reply(wire.Done, START_SECONDS)[0].version for channel in mover._channels
+            }
         except BaseException as error:
             ending = first.broken and process.ended_well and isinstance(error, Internal)
             for channel in mover._channels:
@@ -150,7 +154,22 @@ class Mover:
             if ending:
                 return None
             raise
-        return mover
+        if versions == {wire.VERSION}:
+            return mover
+        stays = mover.close()
+        if child is not None:
+            raise Internal(
+                f"the data mover of GPU {gpu} that was just started is of another version than this"
+                " phosd, whose files were replaced while it ran",
+                hint="restart phosd",
+            )
+        if stays:
+            raise Busy(
+                f"the data mover of GPU {gpu} (process {process.pid}) was started by another phosd,"
+                " and keeps device memory of programs",
+                hint="`phos recover` brings them back; it ends then, and a new one is started",
+            )
+        return None
 
     @property
     def alive(self) -> bool:
@@ -373,8 +392,10 @@ class Mover:
         """Stop guarding blocks of these processes, which have their memory again."""
         self._aside.ask(wire.Unguard(list(processes)), wire.Done)
 
-    def close(self) -> None:
-        """Release the mover. It exits unless it guards parked memory; everything else is freed."""
+    def close(self) -> bool:
+        """Release the mover. It exits unless it guards parked memory; everything else is freed.
+        Returns whether it stays.
+        """
         # Its answers are unknown: it may guard something.
         stays = any(channel.out_of_step for channel in self._channels)
         told = self.alive
@@ -391,6 +412,7 @@ class Mover:
         self._process.close()
         if self._own_folder is not None and not stays:
             shutil.rmtree(self._own_folder)
+        return stays
 
     def __enter__(self) -> Self:
         return self

@@ -17,6 +17,12 @@ import msgspec
 from phosd.engine.image.manifest import ChunkRef
 from phosd.engine.system.procfs import ProcessId
 
+VERSION = 1
+"""Rises with every change of these messages or of what they mean. An engine works with movers of
+its own version only. What a visitor says and hears stays the same, so that memory which any mover
+guards can be brought back.
+"""
+
 
 class Message(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """Base of all messages."""
@@ -225,7 +231,11 @@ class Cancel(Message, frozen=True):
 
 
 class Done(Message, frozen=True):
-    """The request was carried out."""
+    """The request was carried out. ``version``, in the first answer on a connection: the mover's
+    :data:`VERSION`; movers from before there was one say 0.
+    """
+
+    version: int = 0
 
 
 class Failed(Message, frozen=True):

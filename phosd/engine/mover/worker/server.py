@@ -53,7 +53,7 @@ class Server:
         """Serve until the connection ends, or the GPU's context is broken: then return False."""
         self._gpu.attach()
         threading.Thread(target=self._receive, name="receive", daemon=True).start()
-        self._send(wire.Done())
+        self._send(wire.Done(wire.VERSION))
         while (received := self._requests.get()) is not None:
             self._sequence, request, descriptors = received
             answer, outgoing = self._answer(request, descriptors)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
+from phosd import __version__
 from phosd.engine.criu.dumps import CpuParts
 from phosd.engine.faults import Point, point
 from phosd.engine.image.manifest import Block, Manifest
@@ -67,6 +68,7 @@ class Publication:
             parent=self.parent.id if self.parent is not None else None,
             name=self._name,
             number=self._number,
+            phosd=__version__,
         )
         require_restorable(self.node, manifest, self.writer.folder)
         self.writer.publish(manifest)
