@@ -108,7 +108,8 @@ def _of_another_version(image_id: str, made_as: _Format) -> ImageCorrupt:
     return ImageCorrupt(
         f"image {image_id} was made by {by} in format {made_as.format}; this is phosd"
         f" {__version__}, which reads format {FORMAT}",
-        hint=f"restore it with {by} or a newer one, or delete it",
+        hint=f"restore it with {by if made_as.phosd else 'the one that made it'} or a newer one, or"
+        " delete it",
     )
 
 

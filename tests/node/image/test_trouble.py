@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from phosd import __version__
 from phosd.engine.image.manifest import CHUNK
 from phosd.engine.image.store import Store
 from phosd.engine.image.verify import verify
@@ -98,10 +99,11 @@ def test_an_image_of_another_format_is_told_as_that(store: Store, number: int) -
     assert store.list() == [kept]
     (error,) = store.damaged().values()
     assert str(error) == (
-        f"image {other.id} has format {number}, this phosd reads 1; "
-        "restore it with the phosd that made it, or delete it"
+        f"image {other.id} was made by another phosd in format {number}; this is phosd "
+        f"{__version__}, which reads format 1; restore it with the one that made it or a newer "
+        "one, or delete it"
     )
-    with pytest.raises(ImageCorrupt, match="has format"), store.open(other.id):
+    with pytest.raises(ImageCorrupt, match="was made by"), store.open(other.id):
         pass
     store.delete(kept.id)  # its packs cannot be told from the other's
     store.delete(other.id)
