@@ -2,6 +2,7 @@
 
 import pytest
 
+from phosd.engine.image.store import packs_of
 from phosd.engine.node.node import Node
 from tests.node.checkpoint_restore.conftest import Starter
 from tests.node.checkpoint_restore.cycle import (
@@ -117,3 +118,22 @@ def test_processes_that_share_device_memory_are_restored_together(
     node: Node, start: Starter, undisturbed: Undisturbed
 ) -> None:
     run_cycle(node, start("shared_pair"), "stop", undisturbed)
+
+
+@pytest.mark.parametrize("mode", ["stop", "concurrent", "recopy"])
+def test_what_another_program_has_is_not_stored_again(
+    mode: str, node: Node, start: Starter, undisturbed: Undisturbed
+) -> None:
+    """Without a parent, and its image is of use when that of the other one is gone."""
+    other, target = start("caching"), start("caching")
+    other.wait_for_steps(3)
+    first = save(node, other, mode)
+    other.kill()
+    target.wait_for_steps(3)
+    second = save(node, target, mode)
+    assert packs_of(first) & packs_of(second)
+    node.store.delete(first.id)
+    target.more_steps(AFTER)
+    target.kill()
+    original = target.values()
+    check(bring_back(node, target, second.id), original, undisturbed("caching"))

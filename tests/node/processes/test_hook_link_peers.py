@@ -71,6 +71,15 @@ def test_a_lost_connection_ends_the_link(runtime: Path) -> None:
             link.park()
 
 
+def test_a_hook_of_another_version_is_told_as_that(runtime: Path) -> None:
+    newer = (wire.VERSION + 1).to_bytes(2, "little")
+    answer = Answer(hello(), changed=lambda message: message[:4] + newer + message[6:])
+    with fake_hook(runtime, lambda _: answer), HookLink(os.getpid(), runtime) as link:
+        with pytest.raises(Internal, match=r"version 2 of the protocol; this phosd speaks 1; .*"):
+            link.hello()
+        assert not link.connected
+
+
 def test_nobody_listens(runtime: Path) -> None:
     path = socket_path(runtime, os.getpid())
     path.parent.mkdir()
