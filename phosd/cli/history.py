@@ -15,7 +15,7 @@ from phosd.client.times import local_time, moment, time_text
 from phosd.client.users import of_yours
 
 _OPERATIONS = (
-    *("checkpoint", "restore", "verify", "delete", "recover"),
+    *("checkpoint", "restore", "verify", "delete", "recover", "export", "import"),
     *("migrate", "suspend", "resume", "swap"),
 )
 _STATES = ("queued", "running", "done", "failed", "cancelled", "interrupted")

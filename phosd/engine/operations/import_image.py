@@ -41,6 +41,7 @@ from phosd.engine.node.node import Node
 from phosd.engine.operations.admission import UNLIMITED, DiskLimits, require_room
 from phosd.engine.operations.caller_stream import CallerStream
 from phosd.engine.operations.permissions import ROOT, require_may_restore
+from phosd.engine.system import procfs
 from phosd.errors import ImageCorrupt, NotAuthorized
 from phosd.portable import Chunk, packed_map, read_head
 
@@ -74,6 +75,7 @@ def import_image(
     """Store the image that comes over ``stream``, and return its manifest here."""
     progress.phase("receive manifest")
     found = _received(node, options, stream)
+    progress.note(_vouched(options))
     if not options.anyway:
         require_all(_restorable(node, found, progress))
     progress.check()
@@ -121,6 +123,12 @@ def _received(node: Node, options: ImportOptions, stream: CallerStream) -> Porta
     found = parsed(head.manifest)
     require_may_own(found.image, options.owner)
     return found
+
+
+def _vouched(options: ImportOptions) -> str:
+    if options.trust:
+        return "nobody's signature was asked for"
+    return f"signed by a key that {options.signers} lists for uid {options.owner}"
 
 
 def require_may_own(image: Manifest, owner: int) -> None:
@@ -171,10 +179,15 @@ def _of_this_store(
     places: dict[int, ChunkRef],
     owner: int,
 ) -> Manifest:
-    """Return the manifest of the image in this store. Cgroups are those of the machine that it was
-    made on; here others may have their names.
+    """Return the manifest of the image in this store.
+
+    Cgroups are those of the machine that it was made on; here others may have their names. So may
+    processes, if it says that it is of this boot: nothing else would tell it from theirs.
     """
     replace = msgspec.structs.replace
+    host = found.image.host
+    if host.boot_id == procfs.boot_id():
+        host = replace(host, boot_id="")
     trees = []
     for tree in found.image.trees:
         assert tree.details is not None  # it was checked
@@ -185,6 +198,7 @@ def _of_this_store(
         image_with(found, places),
         id=writer.id,
         owner=owner,
+        host=host,
         trees=tuple(trees),
         number=next_number(name, owner, node.store.list()) if name else 0,
     )

@@ -28,9 +28,11 @@ from phosd.engine.operations.admission import DiskLimits
 from phosd.engine.operations.caller_stream import CallerStream
 from phosd.engine.operations.export_image import export_image
 from phosd.engine.operations.import_image import ImportOptions, import_image, require_may_own
+from phosd.engine.system import procfs
 from phosd.errors import (
     Cancelled,
     ImageCorrupt,
+    Internal,
     NotAuthorized,
     OutOfSpace,
     PhosError,
@@ -40,34 +42,43 @@ from phosd.errors import (
 from phosd.portable import FORMAT, Head
 from tests.support.samples import append, everything, manifest_of
 
+NOBODY = 65534
 PREFIX = struct.calcsize("<8sIIQ")
 MEMORY = b"\1" * CHUNK + bytes(CHUNK) + b"\2" * CHUNK + b"\1" * CHUNK + os.urandom(8192)
 FILES = {"pages-1.img": b"\3" * 5000 + bytes(3 * CHUNK) + b"\1" * CHUNK, "sub/empty.img": b""}
 
 
-def core() -> bytes:
-    """A file as CRIU writes it of a thread of root's."""
-    creds = image_file.message(Field.of(number, 0) for number in range(1, 9))
+def core(user: int = 0, capabilities: int = 0) -> bytes:
+    """A file as CRIU writes it of a thread of a user, with these capabilities."""
+    ids = [Field.of(number, user) for number in range(1, 9)]
+    creds = image_file.message([*ids, Field.of(10, capabilities)])
     thread = image_file.message([Field.of(10, creds)])
     text = image_file.message([Field.of(5, thread)])
     return bytes(8) + struct.pack("<I", len(text)) + text
 
 
-def publish(store: Store, memory: bytes = MEMORY) -> Manifest:
+def publish(
+    store: Store, memory: bytes = MEMORY, user: int = 0, core_file: bytes | None = None
+) -> Manifest:
     """Publish an image of this memory, which says of its tree what a restore asks for."""
-    with store.begin(0) as writer:
+    with store.begin(user) as writer:
         parts = [memory[at : at + CHUNK] for at in range(0, len(memory), CHUNK)]
         (pack,) = writer.packs(len(parts))
         stored = {part: append(store, writer, pack, part) for part in dict.fromkeys(parts)}
         chunks = tuple(stored[part] for part in parts)
-        for name, data in {**FILES, "core-7.img": core()}.items():
+        files = {**FILES, "core-7.img": core(user) if core_file is None else core_file}
+        for name, data in files.items():
             path = writer.folder / "criu-0" / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(data)
-        details = CpuDetails(0, 0, (), "", "refuse", False, 0)
+        details = CpuDetails(user, user, (), "", "refuse", False, 0)
         tree = Tree(7, "criu-0", writer.seal("criu-0"), details)
         block = Block(0, 1, 0x7F0000000000, len(memory), 0, chunks)
-        manifest = manifest_of(writer, [block], [tree])
+        made = manifest_of(writer, [block], [tree])
+        (process,) = made.processes
+        process = msgspec.structs.replace(process, uid=user, gid=user)
+        host = msgspec.structs.replace(made.host, boot_id=procfs.boot_id())
+        manifest = msgspec.structs.replace(made, processes=(process,), host=host)
         writer.publish(manifest)
     return manifest
 
@@ -272,20 +283,36 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[bytes, N
 
 def test_an_image_of_others_is_not_ones_own(here: Store) -> None:
     found = parsed(parts(exported(here, publish(here).id))[0].manifest).image
-    nobody = 65534
 
     def of(user: int, details: int) -> Manifest:
         (process,), (tree,) = found.processes, found.trees
         assert tree.details is not None
         replace = msgspec.structs.replace
-        process = replace(process, uid=user, gid=nobody)
-        told = replace(tree.details, uid=details, gid=nobody)
+        process = replace(process, uid=user, gid=NOBODY)
+        told = replace(tree.details, uid=details, gid=NOBODY)
         return replace(found, processes=(process,), trees=(replace(tree, details=told),))
 
-    require_may_own(of(nobody, nobody), nobody)
-    for user, details in ((0, nobody), (nobody, 0), (1, 1)):
+    require_may_own(of(NOBODY, NOBODY), NOBODY)
+    for user, details in ((0, NOBODY), (NOBODY, 0), (1, 1)):
         with pytest.raises(NotAuthorized):
-            require_may_own(of(user, details), nobody)
+            require_may_own(of(user, details), NOBODY)
+
+
+def test_a_user_gets_the_rights_of_a_user(here: Store, there: Node) -> None:
+    """Whatever CRIU's files say. What says that it is of this boot is of no process here."""
+    with pytest.raises(NotAuthorized):
+        imported(there, exported(here, publish(here).id), options(owner=NOBODY))
+    for forged_core in (core(0), core(NOBODY, capabilities=1 << 21)):
+        image = publish(here, user=NOBODY, core_file=forged_core)
+        with pytest.raises(NotAuthorized):
+            imported(there, exported(here, image.id), options(owner=NOBODY))
+    for rubbish in (b"", b"rubbish, and not a little", core(NOBODY)[:-9]):
+        image = publish(here, user=NOBODY, core_file=rubbish)
+        with pytest.raises(Internal):
+            imported(there, exported(here, image.id), options(owner=NOBODY))
+    assert nothing_kept(there)
+    arrived = imported(there, exported(here, publish(here, user=NOBODY).id), options(owner=NOBODY))
+    assert (arrived.owner, arrived.host.boot_id) == (NOBODY, "")
 
 
 @pytest.fixture(scope="module")

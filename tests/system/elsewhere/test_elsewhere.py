@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.support.harness import PROGRAMS, alive, parse, wait_until
+from tests.support.harness import PROGRAMS, alive, parse, running, wait_until
 from tests.system.cli.test_json import check
 from tests.system.service.test_end_to_end import phos, phosd
 
@@ -40,6 +40,22 @@ def refused(bus: str, folder: Path, *words: str) -> dict[str, object]:
     return error
 
 
+def interrupted(bus: str, folder: Path, image: str) -> None:
+    """An export to somebody who does not read on is ended by Ctrl-C, and holds nothing."""
+    pipe = folder / "pipe"
+    os.mkfifo(pipe)
+    words = [sys.executable, "-m", "phosd.cli.main", "--json", "--bus", bus]
+    with (
+        running([*words, "export", image, str(pipe)], stdout=subprocess.PIPE) as asking,
+        pipe.open("rb") as reading,
+    ):
+        assert reading.read(8) == b"PHOSIMG\0"
+        asking.send_signal(signal.SIGINT)
+        said, _ = asking.communicate(timeout=60)
+    assert json.loads(said.splitlines()[-1])["error"] == "Cancelled", said
+    assert [job["state"] for job in phos(bus, folder, "jobs")][-1] == "cancelled"
+
+
 def test_a_program_goes_on_elsewhere(bus: str, tmp_path: Path) -> None:
     single = [sys.executable, str(PROGRAMS / "single.py"), "0"]
     file, key = tmp_path / "image.phos", tmp_path / "key"
@@ -64,6 +80,7 @@ def test_a_program_goes_on_elsewhere(bus: str, tmp_path: Path) -> None:
         assert (told["image"], told["sent_chunks"]) == (image, told["chunks"])
         assert file.stat().st_mode & 0o077 == 0
         assert "exists" in str(refused(bus, tmp_path, "export", image, str(file))["message"])
+        interrupted(bus, tmp_path, image)
         pushed = phos(bus, tmp_path, "push", image, url, "--sign", str(key))[-1]
         assert pushed == told
         twice = phos(bus, tmp_path, "push", image, url)[-1]
