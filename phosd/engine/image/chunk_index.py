@@ -32,9 +32,10 @@ _log = logging.getLogger(__name__)
 class KnownChunks:
     """The chunks of published images that one unfinished image may name.
 
-    ``packs`` are those that it may name, with the end of the last record in each. They stay as they
-    are until the image is finished. The index may get other entries meanwhile, for packs that this
-    image has no hold on: these are not found.
+    ``packs`` are those that it may name, with the end in each of what published images need when it
+    is begun. So much of them stays as it is until the image is finished. The index may have other
+    entries, of images that are gone or younger, which this image has no hold on: they are not
+    found.
     """
 
     def __init__(self, refs: Mapping[str, ChunkRef], packs: Mapping[int, int]) -> None:
@@ -44,7 +45,7 @@ class KnownChunks:
     def find(self, digest: str) -> ChunkRef | None:
         """Return the place of the chunk with this digest (hex); None if there is none."""
         ref = self._refs.get(digest)
-        return ref if ref is not None and ref.pack in self.packs else None
+        return ref if ref is not None and _end(ref) <= self.packs.get(ref.pack, 0) else None
 
     @property
     def byte_count(self) -> int:
@@ -56,7 +57,8 @@ class KnownChunks:
 class _Owned:
     images: Mapping[str, Manifest] = field(default_factory=dict)
     refs: dict[str, ChunkRef] = field(default_factory=dict)
-    ends: dict[int, int] = field(default_factory=dict)
+    ends: dict[str, Mapping[int, int]] = field(default_factory=dict)
+    """The end of the last record in each pack that an image needs, by image."""
 
 
 class ChunkIndex:
@@ -64,7 +66,8 @@ class ChunkIndex:
     store's lock.
 
     Numbers of packs are never used twice, and a pack does not change once its image is published.
-    So an entry is right as long as any image names its pack.
+    So an entry is right as long as any image names its pack, up to the last record that one needs:
+    what is behind that was perhaps not copied to the disk.
     """
 
     def __init__(self, folder: StoreFolder) -> None:
@@ -81,9 +84,13 @@ class ChunkIndex:
         disk = self._folder.disk
         there = {number for each in {tier, disk} for number in each.pack_numbers()}
         there -= self._damaged()
+        ends: dict[int, int] = {}
+        for needed in owned.ends.values():
+            for number, end in needed.items():
+                ends[number] = max(ends.get(number, 0), end)
         packs = {
             number: end
-            for number, end in owned.ends.items()
+            for number, end in ends.items()
             if number in there and self._is_sound(number, end, owner)
         }
         return KnownChunks(owned.refs, packs)
@@ -137,7 +144,7 @@ class ChunkIndex:
             needed = {pack for image in theirs.values() for pack in pack_bytes(image)}
             # A new dictionary: who began earlier goes on with the old one.
             owned.refs = {d: ref for d, ref in owned.refs.items() if ref.pack in needed}
-            owned.ends = {pack: end for pack, end in owned.ends.items() if pack in needed}
+            owned.ends = {name: ends for name, ends in owned.ends.items() if name in theirs}
         for name, image in theirs.items():
             if owned.images.get(name) is not image:
                 _add(owned, image)
@@ -148,10 +155,13 @@ class ChunkIndex:
 
 
 def _add(owned: _Owned, image: Manifest) -> None:
-    refs, ends = owned.refs, owned.ends
+    ends: dict[int, int] = {}
     for block in image.blocks:
         for ref in block.chunks:
-            refs[ref.digest] = ref
-            end = ref.offset + record_size(ref.length)
-            if ends.get(ref.pack, 0) < end:
-                ends[ref.pack] = end
+            owned.refs[ref.digest] = ref
+            ends[ref.pack] = max(ends.get(ref.pack, 0), _end(ref))
+    owned.ends[image.id] = ends
+
+
+def _end(ref: ChunkRef) -> int:
+    return ref.offset + record_size(ref.length)

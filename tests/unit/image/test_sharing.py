@@ -194,6 +194,18 @@ def test_what_goes_to_the_disk_is_enough_for_unfinished_images(tiered: Store) ->
     whole(Store(tiered.state), second, third)
 
 
+def test_what_nobody_needs_any_more_may_not_be_on_the_disk(tiered: Store) -> None:
+    """The first was known when another image was begun, and is gone when its pack is copied."""
+    first = publish(tiered, 1, 2, 3, size=IN_MEMORY)
+    second = publish(tiered, 2, size=IN_MEMORY)
+    tiered.delete(first.id)
+    tiered.write_back.write(second.id, Progress())
+    third = publish(tiered, 1, 3)
+    whole(tiered, second, third)
+    whole(Store(tiered.state), second, third)
+    assert packs_of(third) > packs_of(second), "the first record is before one that is needed"
+
+
 DELETE = """
 import sys
 from pathlib import Path
