@@ -50,7 +50,11 @@ ANYTIME_API(cuCheckpointProcessCheckpoint, (int pid, CUcheckpointCheckpointArgs*
 
 ANYTIME_API(cuCheckpointProcessRestore, (int pid, CUcheckpointRestoreArgs* arguments),
             (pid, arguments)) {
+    require(initialized() && !forked(), CUDA_ERROR_NOT_INITIALIZED);
     ControlRequest restore{Operation::restore};
+    const std::vector<CUuuid> gpus = runtime().config().gpu_uuids();
+    restore.gpu_count = static_cast<uint32_t>(gpus.size());
+    std::copy(gpus.begin(), gpus.end(), restore.gpus);
     if (arguments) {
         require(zero(arguments->reserved) && arguments->reserved1 == 0);
         require(arguments->gpuPairsCount <= kMaxGpus &&

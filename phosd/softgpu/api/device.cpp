@@ -40,12 +40,12 @@ API(cuDeviceGetCount, (int* count), (count)) {
 API(cuDeviceGetName, (char* name, int length, CUdevice device), (name, length, device)) {
     require(name != nullptr && length > 0);
     runtime().device(device);
-    std::snprintf(name, static_cast<size_t>(length), "PHOS software GPU");
+    std::snprintf(name, static_cast<size_t>(length), "%s", runtime().config().chip.c_str());
 }
 
 static void uuid_of(CUuuid* uuid, CUdevice device) {
     require(uuid != nullptr);
-    *uuid = gpu_uuid(runtime().device(device).gpu());
+    *uuid = runtime().device(device).uuid();
 }
 API(cuDeviceGetUuid, (CUuuid * uuid, CUdevice device), (uuid, device)) {
     uuid_of(uuid, device);

@@ -1,7 +1,6 @@
 #include "core/checkpoint.h"
 
 #include <algorithm>
-#include <array>
 #include <map>
 #include <set>
 
@@ -29,22 +28,37 @@ bool all_have_room(Runtime& rt) {
     return true;
 }
 
-// Which GPU each GPU's content goes to. The pairs name every GPU of the machine, once.
-std::array<unsigned, kMaxGpus> moves_of(const ControlRequest& request) {
-    std::array<unsigned, kMaxGpus> to{0, 1, 2, 3};
-    if (request.pair_count == 0) return to;
-    const unsigned gpus = runtime().config().gpus;
-    require(request.pair_count == gpus);
-    std::set<unsigned> sources, targets;
-    for (unsigned i = 0; i < request.pair_count; ++i) {
-        const unsigned from = gpu_of(request.pairs[i].oldUuid);
-        const unsigned target = gpu_of(request.pairs[i].newUuid);
-        require(from < gpus && target < gpus);
-        to[from] = target;
-        sources.insert(from);
-        targets.insert(target);
+unsigned index_of(const CUuuid& uuid, const std::vector<CUuuid>& gpus) {
+    unsigned index = 0;
+    while (index < gpus.size() && !same(gpus[index], uuid)) ++index;
+    return index;
+}
+
+std::vector<CUuuid> gpus_of(const ControlRequest& request) {
+    require(request.gpu_count <= kMaxGpus);
+    return {request.gpus, request.gpus + request.gpu_count};
+}
+
+// Which GPU of the machine, as `request` has it, each of the `known` GPUs is replaced by. The pairs
+// name every known GPU, as far as the machine has as many, and each GPU of the machine once.
+// Without pairs they must be the same.
+std::map<unsigned, unsigned> moves_of(const ControlRequest& request,
+                                      const std::vector<CUuuid>& known) {
+    const std::vector<CUuuid> here = gpus_of(request);
+    std::map<unsigned, unsigned> to;
+    if (request.pair_count == 0) {
+        require(std::equal(known.begin(), known.end(), here.begin(), here.end(), same));
+        for (unsigned gpu = 0; gpu < known.size(); ++gpu) to[gpu] = gpu;
+        return to;
     }
-    require(sources.size() == gpus && targets.size() == gpus);
+    require(request.pair_count == std::min(known.size(), here.size()));
+    std::set<unsigned> targets;
+    for (unsigned i = 0; i < request.pair_count; ++i) {
+        const unsigned from = index_of(request.pairs[i].oldUuid, known);
+        const unsigned target = index_of(request.pairs[i].newUuid, here);
+        require(from < known.size() && target < here.size());
+        require(to.emplace(from, target).second && targets.insert(target).second);
+    }
     return to;
 }
 
@@ -112,17 +126,22 @@ void Checkpoint::checkpoint() {
 
 void Checkpoint::restore(const ControlRequest& request) {
     need(CU_PROCESS_STATE_CHECKPOINTED);
-    const auto to = moves_of(request);
-    follow_control_name();
     Runtime& rt = runtime();
+    const auto to = moves_of(request, known_);
+    for (int ordinal = 0; ordinal < rt.device_count(); ++ordinal)
+        require(to.count(rt.device(ordinal).gpu()) == 1);
+    follow_control_name();
     // As the driver's: from here on, what goes wrong is final.
     state_ = CU_PROCESS_STATE_FAILED;
     require(std::none_of(saved_.begin(), saved_.end(),
                          [](const auto& memory) { return memory->imported; }),
             CUDA_ERROR_NOT_SUPPORTED);
-    for (int ordinal = 0; ordinal < rt.device_count(); ++ordinal)
-        if (Device& device = rt.device(ordinal); to[device.gpu()] != device.gpu())
-            device.move_to(to[device.gpu()]);
+    known_ = gpus_of(request);
+    for (int ordinal = 0; ordinal < rt.device_count(); ++ordinal) {
+        Device& device = rt.device(ordinal);
+        const unsigned gpu = to.at(device.gpu());
+        device.move_to(gpu, known_[gpu]);
+    }
     rt.device_file().take(rt.config().device_file);
     for (const auto& memory : saved_) memory->load();
     rt.space().reveal();

@@ -10,6 +10,7 @@
 
 #include "core/control.h"
 #include "core/memory.h"
+#include "core/runtime.h"
 
 namespace phos::softgpu {
 
@@ -30,6 +31,8 @@ class Checkpoint {
 
     CUprocessState state_ = CU_PROCESS_STATE_RUNNING;
     bool lacked_room_ = false;
+    // The machine's GPUs, also those that the process does not see.
+    std::vector<CUuuid> known_ = runtime().config().gpu_uuids();
     std::vector<std::shared_ptr<Memory>> saved_;
 };
 

@@ -33,7 +33,8 @@ double number(const char* name, double otherwise, const char* wanted) {
 }
 
 // As the driver does: the list ends at the first entry that names no GPU.
-std::vector<unsigned> visible_gpus(unsigned gpus) {
+std::vector<unsigned> visible_gpus(const std::vector<CUuuid>& uuids) {
+    const auto gpus = static_cast<unsigned>(uuids.size());
     std::vector<unsigned> visible;
     const char* text = std::getenv("CUDA_VISIBLE_DEVICES");
     if (!text) {
@@ -43,7 +44,8 @@ std::vector<unsigned> visible_gpus(unsigned gpus) {
     std::istringstream list(text);
     for (std::string entry; std::getline(list, entry, ',');) {
         unsigned gpu = 0;
-        while (gpu < gpus && entry != std::to_string(gpu) && entry != gpu_name(gpu)) ++gpu;
+        while (gpu < gpus && entry != std::to_string(gpu) && entry != gpu_name(uuids[gpu]))
+            ++gpu;
         if (gpu == gpus || std::count(visible.begin(), visible.end(), gpu)) break;
         visible.push_back(gpu);
     }
@@ -52,13 +54,21 @@ std::vector<unsigned> visible_gpus(unsigned gpus) {
 
 }  // namespace
 
+std::vector<CUuuid> Config::gpu_uuids() const {
+    std::vector<CUuuid> uuids;
+    for (unsigned gpu = 0; gpu < gpus; ++gpu) uuids.push_back(gpu_uuid(machine, gpu));
+    return uuids;
+}
+
 Config Config::from_environment() {
     Config config;
     const double gpus = number("PHOS_SOFTGPU_DEVICES", 1, "a number from 1 to 4");
     if (gpus < 1 || gpus > 4 || gpus != static_cast<unsigned>(gpus))
         reject("PHOS_SOFTGPU_DEVICES", std::getenv("PHOS_SOFTGPU_DEVICES"), "a number from 1 to 4");
     config.gpus = static_cast<unsigned>(gpus);
-    config.visible = visible_gpus(config.gpus);
+    if (const char* machine = std::getenv("PHOS_SOFTGPU_MACHINE")) config.machine = machine;
+    if (const char* chip = std::getenv("PHOS_SOFTGPU_CHIP"); chip && *chip) config.chip = chip;
+    config.visible = visible_gpus(config.gpu_uuids());
     const double memory = number("PHOS_SOFTGPU_MEMORY", 2.0 * (1ull << 30), "a size such as 512M");
     config.memory = static_cast<uint64_t>(memory) & ~((2ull << 20) - 1);
     if (config.memory == 0 || config.memory > 256ull << 30)

@@ -7,6 +7,8 @@
 
 #include <cstdint>
 
+#include "core/identity.h"
+
 namespace phos::softgpu {
 
 struct ControlRequest {
@@ -14,8 +16,11 @@ struct ControlRequest {
     Operation operation;
     uint32_t timeout_ms = 0;
     uint32_t pair_count = 0;
-    uint32_t reserved = 0;
-    CUcheckpointGpuPair pairs[4] = {};
+    uint32_t gpu_count = 0;
+    CUcheckpointGpuPair pairs[kMaxGpus] = {};
+    // The machine's GPUs, as the caller knows them: a restored process knows those of the machine
+    // that it was saved on.
+    CUuuid gpus[kMaxGpus] = {};
 };
 
 struct ControlReply {

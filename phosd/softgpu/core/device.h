@@ -16,7 +16,7 @@ namespace phos::softgpu {
 
 class Device {
   public:
-    Device(int ordinal, unsigned gpu);
+    Device(int ordinal, unsigned gpu, const CUuuid& uuid);
 
     const int ordinal;
     Heap heap;        // cuMemAlloc, and what modules and the library itself need
@@ -24,9 +24,10 @@ class Device {
 
     // Which GPU of the machine is behind it; a restore may choose another.
     unsigned gpu() const { return gpu_; }
+    const CUuuid& uuid() const { return uuid_; }
     // On which it was at first. As with the driver, the PCI bus id goes on telling that one.
     const unsigned first_gpu;
-    void move_to(unsigned gpu);
+    void move_to(unsigned gpu, const CUuuid& uuid);
     std::string name() const { return "gpu" + std::to_string(gpu_); }
     Registry& registry() { return *registry_; }
 
@@ -37,6 +38,7 @@ class Device {
 
   private:
     unsigned gpu_;
+    CUuuid uuid_;
     std::unique_ptr<Registry> registry_;
 };
 

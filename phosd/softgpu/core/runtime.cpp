@@ -145,13 +145,14 @@ std::vector<HostRange> HostRanges::remove_all_of(const Context* context) {
 
 // --- the runtime ------------------------------------------------------------------------------
 
-Device::Device(int ordinal_, unsigned gpu)
+Device::Device(int ordinal_, unsigned gpu, const CUuuid& uuid)
     : ordinal(ordinal_), heap(ordinal_), graph_heap(ordinal_), first_gpu(gpu) {
-    move_to(gpu);
+    move_to(gpu, uuid);
 }
 
-void Device::move_to(unsigned gpu) {
+void Device::move_to(unsigned gpu, const CUuuid& uuid) {
     gpu_ = gpu;
+    uuid_ = uuid;
     const Config& config = runtime().config();
     registry_ = std::make_unique<Registry>(config.folder, gpu, config.memory);
 }
@@ -170,8 +171,9 @@ int Runtime::ordinal_of(const std::string& gpu) const {
 }
 
 void Runtime::add_devices() {
+    const std::vector<CUuuid> uuids = config_.gpu_uuids();
     for (const unsigned gpu : config_.visible) {
-        Device& device = devices_.emplace_back(device_count(), gpu);
+        Device& device = devices_.emplace_back(device_count(), gpu, uuids[gpu]);
         device.registry().used();  // throws if there can be no account
     }
 }
