@@ -20,7 +20,7 @@ from phosd.engine.image.packs import HEADER, header_fields, record_size
 from phosd.engine.image.store import ExpectedSize, ImageWriter, Store
 from phosd.engine.image.writer import Pack
 
-GPU = Gpu(0, "GPU-0", "PHOS software GPU", 1 << 31)
+GPU = Gpu(0, "GPU-00000000-0000-4000-8000-000000000000", "PHOS software GPU", 1 << 31)
 HOST = Host("boot", "6.18", "4.2.1", 13000, ())
 CRIU_FILES = {"core-7.img": b"registers" * 100, "sub/pages-1.img": bytes(9000)}
 

@@ -13,12 +13,25 @@ CHUNK = 2 << 20
 
 
 class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A GPU that the process used. ``memory`` in bytes; ``chip`` as NVML names it."""
+    """A GPU that the program saw. ``memory`` in bytes; ``chip`` as NVML names it.
+
+    ``used``: whether it had memory or a context there, or perhaps, in an image that does not tell;
+    ``needs``: the bytes that the driver restores there, in mode ``driver``.
+    """
 
     ordinal: int
     uuid: str
     chip: str
     memory: int
+    used: bool = True
+    needs: int = 0
+
+
+class HostGpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A GPU of the machine that made the image."""
+
+    uuid: str
+    chip: str
 
 
 class ChunkRef(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -103,13 +116,18 @@ class Tree(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Host(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The machine that made the image, for the admission of a restore."""
+    """The machine that made the image, for the admission of a restore.
+
+    ``gpus`` are all of its GPUs in the driver's order, which is to be told what replaces each; none
+    in an older image.
+    """
 
     boot_id: str
     kernel: str
     criu: str
     driver: int
     cpu_flags: tuple[str, ...]
+    gpus: tuple[HostGpu, ...] = ()
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -12,6 +12,7 @@ ID = re.compile(r"\d{8}T\d{6}-[0-9a-f]{4}")
 _DIGEST = re.compile(r"[0-9a-f]{32}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _PART = re.compile(r"(?!\.\.?(/|$))[A-Za-z0-9._+@:-]{1,200}")
+_UUID = re.compile(r"GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _LAST_ID = 1 << 22
 """Linux gives no process or thread a higher id (``PID_MAX_LIMIT``)."""
 MAX_BLOCK = 1 << 44
@@ -61,6 +62,13 @@ def check_manifest(manifest: Manifest, image_id: str) -> None:
         demand(0 <= process.tree < len(manifest.trees), f"puts process {process.pid} in no tree")
         demand(process.uid >= 0 and process.gid >= 0, f"gives process {process.pid} no user")
     ordinals = {gpu.ordinal for gpu in manifest.gpus}
+    demand(len(ordinals) == len(manifest.gpus), "has two GPUs of one number")
+    for gpus in (manifest.gpus, manifest.host.gpus):
+        uuids = {gpu.uuid for gpu in gpus}
+        demand(len(uuids) == len(gpus), "has two GPUs of one UUID")
+        demand(all(map(_UUID.fullmatch, uuids)), "has a GPU without a UUID")
+    for gpu in manifest.gpus:
+        demand(0 <= gpu.needs < 1 << 63, f"needs {gpu.needs} bytes on GPU {gpu.ordinal}")
     blocks = {(block.process, block.id): block for block in manifest.blocks}
     demand(len(blocks) == len(manifest.blocks), "has two blocks of one id")
     for block in manifest.blocks:

@@ -8,6 +8,7 @@ from phosd.engine.job.rollback import Undo
 from phosd.engine.memory.device_memory import DeviceMemory
 from phosd.engine.node.movers import Movers
 from phosd.engine.program.group import CheckpointGroup
+from phosd.engine.system import procfs
 from phosd.engine.system.procfs import ProcessId
 
 
@@ -24,8 +25,10 @@ class KeptMemory:
         self._close_kept(lambda _: True)
 
     def let_go_of_the_dead(self) -> None:
-        """Release the memory of processes that have ended."""
-        self._close_kept(lambda _: False)
+        """Release the memory of programs that have ended; their watchers may not know it yet."""
+        self._close_kept(
+            lambda processes: all(procfs.process_id(each.pid) != each for each in processes)
+        )
 
     def gpus(self) -> set[int]:
         """Return the GPUs on which memory is kept."""

@@ -1,16 +1,17 @@
 """Describe this machine in an image, and compare it at a restore."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 
 from phosd.engine.criu.program import Criu
-from phosd.engine.image.manifest import Gpu, Host, Manifest
+from phosd.engine.image.manifest import Gpu, Host, HostGpu, Manifest
 from phosd.engine.job.checks import Check, require_all
 from phosd.engine.node.gpus import list_gpus
 from phosd.engine.system.cuda import driver_version
-from phosd.errors import DriverTooOld, GpuMismatch, Reason, Unsupported
+from phosd.errors import DriverTooOld, Reason, Unsupported
 
 
 def this_host(criu: Criu | None) -> Host:
@@ -21,21 +22,34 @@ def this_host(criu: Criu | None) -> Host:
         criu=criu.version if criu else "",
         driver=driver_version(),
         cpu_flags=_cpu_flags(),
+        gpus=tuple(HostGpu(gpu.uuid, gpu.name) for gpu in list_gpus()),
     )
 
 
-def describe_gpus(ordinals: Iterable[int]) -> tuple[Gpu, ...]:
-    """Return the node's GPUs with these ordinals."""
-    wanted = set(ordinals)
+def describe_gpus(
+    seen: Iterable[int], used: Iterable[int], needs: Mapping[int, int] = MappingProxyType({})
+) -> tuple[Gpu, ...]:
+    """Return the node's GPUs with these ordinals: those that a program sees, those of them that it
+    uses, and the bytes that the driver will need there.
+    """
+    in_use = set(used)
+    wanted = in_use | set(seen)
     return tuple(
-        Gpu(gpu.ordinal, gpu.uuid, gpu.name, gpu.memory_total)
+        Gpu(
+            gpu.ordinal,
+            gpu.uuid,
+            gpu.name,
+            gpu.memory_total,
+            used=gpu.ordinal in in_use,
+            needs=needs.get(gpu.ordinal, 0),
+        )
         for gpu in list_gpus()
         if gpu.ordinal in wanted
     )
 
 
 def require_same_machine(manifest: Manifest, criu: Criu) -> None:
-    """Raise unless driver, CRIU, CPU and GPUs of this machine can load the image."""
+    """Raise unless driver, CRIU and CPU of this machine can load the image."""
     require_all(same_machine(manifest, criu))
 
 
@@ -46,7 +60,6 @@ def same_machine(manifest: Manifest, criu: Criu) -> list[Check]:
         ("driver", partial(_require_driver, manifest, here)),
         ("CRIU", partial(_require_criu, manifest, here)),
         ("CPU", partial(_require_cpu, manifest, here)),
-        ("GPUs", partial(_require_gpus, manifest)),
     ]
 
 
@@ -77,24 +90,6 @@ def _require_cpu(manifest: Manifest, here: Host) -> None:
             hint="restore on a machine with the same kind of CPU",
             reason=Reason.OTHER_CPU,
         )
-
-
-def _require_gpus(manifest: Manifest) -> None:
-    present = {gpu.uuid: gpu for gpu in list_gpus()}
-    for gpu in manifest.gpus:
-        match = present.get(gpu.uuid)
-        if match is None or match.name != gpu.chip:
-            chips = ", ".join(f"{g.name} ({g.uuid})" for g in present.values()) or "none"
-            raise GpuMismatch(
-                f"image {manifest.id} needs the GPU {gpu.chip} ({gpu.uuid}); here is {chips}",
-                hint="restore on the node that made it; other GPUs are not supported yet",
-            )
-        if match.ordinal != gpu.ordinal:
-            raise GpuMismatch(
-                f"GPU {gpu.uuid} of image {manifest.id} is number {match.ordinal} now,"
-                f" was {gpu.ordinal}",
-                hint="bring the GPUs back into their order (CUDA_DEVICE_ORDER=PCI_BUS_ID)",
-            )
 
 
 def _cpu_flags() -> tuple[str, ...]:

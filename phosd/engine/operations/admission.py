@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from phosd.engine.image.store import ExpectedSize
-from phosd.engine.node.gpus import used_by
+from phosd.engine.node.gpus import GpuInfo, used_by
 from phosd.engine.node.node import Node
 from phosd.engine.program.group import CheckpointGroup
 from phosd.engine.system import cuda, procfs
@@ -135,3 +135,13 @@ def require_device_memory(node: Node, by_gpu: dict[int, int], what: str = "the i
                 f"GPU {gpu} has {_gb(free)} free, {what} needs {_gb(wanted)}",
                 hint="end or move what uses the GPU (`phos ps`)",
             )
+
+
+def free_device_memory(node: Node, gpu: GpuInfo) -> int:
+    """Return the bytes that a GPU has free. No mover is started to tell, which would take memory
+    itself.
+    """
+    for mover in node.movers.running([gpu.ordinal]):
+        if mover.alive:
+            return mover.free_memory()[0]
+    return max(0, gpu.memory_total - (gpu.memory_used or 0) - context_bytes())

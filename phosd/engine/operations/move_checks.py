@@ -1,6 +1,7 @@
 """Check a program before it is moved or suspended."""
 
 import os
+from collections import Counter
 from collections.abc import Callable, Collection
 from contextlib import ExitStack
 
@@ -78,6 +79,14 @@ def device_needs(group: CheckpointGroup, *, parks: bool) -> dict[int, int]:
         for gpu, used in used_by(pid).items():
             needs[gpu] = max(needs[gpu], used)
     return needs
+
+
+def bytes_in_use(group: CheckpointGroup) -> dict[int, int]:
+    """Return the bytes on each GPU that the group uses: the figures of NVML, or of hooks."""
+    by_nvml: Counter[int] = Counter()
+    for pid in group.gpu_pids:
+        by_nvml.update(used_by(pid))
+    return {gpu: max(size, by_nvml[gpu]) for gpu, size in gpus_in_use(group).items()}
 
 
 def may_park(group: CheckpointGroup, wanted: str, progress: Progress) -> bool:

@@ -6,11 +6,11 @@ too. Its gates open only after its state has been verified.
 """
 
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
@@ -24,19 +24,27 @@ from phosd.engine.criu.restore import Restored, TreeRestoreOptions
 from phosd.engine.criu.saved_tree import saved_trees
 from phosd.engine.criu.tree_files import TreeFiles
 from phosd.engine.faults import Point, point
-from phosd.engine.hook_client.link import HookLink, HookState
+from phosd.engine.hook_client.link import BlockFlag, HookLink, HookState
 from phosd.engine.image.manifest import Manifest
 from phosd.engine.image.store import Image
 from phosd.engine.job.affected import AffectedProcess, AffectedSet, now
 from phosd.engine.job.checks import Check, Finding, findings, require_all
 from phosd.engine.job.progress import Beside, Progress
 from phosd.engine.job.rollback import Undo
+from phosd.engine.node.gpus import list_gpus
+from phosd.engine.node.image_placement import ImagePlacement, place_image
 from phosd.engine.node.machine import same_machine
 from phosd.engine.node.node import Node
-from phosd.engine.operations.admission import context_bytes, require_device_memory
+from phosd.engine.operations.admission import (
+    context_bytes,
+    free_device_memory,
+    require_device_memory,
+)
 from phosd.engine.operations.load import LoadedMemory, device_bytes, loaded
 from phosd.engine.operations.move_checks import require_alone
 from phosd.engine.program import driver_checkpoint
+from phosd.engine.program.driver_checkpoint import GpuPairs
+from phosd.engine.program.process import placed
 from phosd.errors import Internal, Reason, Unsupported
 
 if TYPE_CHECKING:  # mypy cannot evaluate a Literal of computed values
@@ -63,6 +71,8 @@ class RestoreOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ``clone_files``: a clone writes to a ``copy`` of each file on the disk that the program wrote to
     (``FILE.clone-NAME``, as the file was at the checkpoint), or may ``share`` those that it only
     appends to, or there is none if it would write to any (``refuse``).
+    ``gpu``: a GPU of this node, or ``OLD:NEW`` for each of several (``placement.py``); in place of
+    those that are not named, it gets the same, or others like them.
     """
 
     files: Files = "keep"
@@ -71,6 +81,7 @@ class RestoreOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pid_namespace: bool = False
     clone: CloneName = ""
     clone_files: Cloned = "copy"
+    gpu: str = ""
 
 
 @dataclass(frozen=True)
@@ -85,8 +96,8 @@ class RestoreResult:
 def restore(
     node: Node, image_id: str, options: RestoreOptions, progress: Progress
 ) -> RestoreResult:
-    """Restore image ``image_id`` with its old pids, perhaps in a pid namespace, on its GPUs; or a
-    clone of it.
+    """Restore image ``image_id`` with its old pids, perhaps in a pid namespace, on its GPUs or
+    others; or a clone of it.
     """
     started = time.monotonic()
     progress.phase("admission")
@@ -95,18 +106,23 @@ def restore(
         manifest = image.manifest
         cpu = job.enter_context(_CpuSide(node, manifest, options))
         job.enter_context(node.claim(cpu.pids_here))
-        require_all(_admission(node, manifest, cpu))
+        admission = _Admission(node, manifest, cpu, options.gpu)
+        require_all(admission.checks())
+        placement = admission.placement
+        gpus = frozenset(placement.moves[block.gpu] for block in manifest.blocks)
+        if placement.changed:
+            progress.note(placement.text)
         progress.check()
-        progress.about_to_touch(_affected(manifest, cpu.pids_here))
+        progress.about_to_touch(_affected(manifest, cpu.pids_here, gpus))
 
         progress.phase("load", bytes_total=manifest.device_bytes)
         point(Point.RESTORE_LOAD)
-        loading = job.enter_context(_Loading(node, image, cpu, progress))
+        loading = job.enter_context(_Loading(node, image, cpu, placement, progress))
         require_all(cpu.files_checks(progress))
         point(Point.RESTORE_CPU)
         with Undo() as undo:
             with loading.named_if_damaged():
-                for restored in cpu.restore(progress, loading.complete):
+                for restored in cpu.restore(progress, loading.complete, placement.pairs):
                     undo.add(restored.abandon)
             memory = loading.memory
             manifest = cpu.as_restored()
@@ -115,16 +131,17 @@ def restore(
             memory.belongs_to(cpu.ids)
             progress.phase("control")
             point(Point.RESTORE_CONTROL)
-            with node.gpu_locks.locked({block.gpu for block in manifest.blocks}, progress):
+            with node.gpu_locks.locked(gpus, progress):
                 users = [p.pid for p in manifest.processes if p.gpu]
                 if manifest.mode == "driver":  # restored while CRIU held their threads
                     driver_checkpoint.require_running(users)
                 else:
-                    driver_checkpoint.resume(users)
+                    driver_checkpoint.resume(users, placement.pairs)
             progress.phase("map")
             point(Point.RESTORE_MAP)
             links = [job.enter_context(link) for link in _woken_links(node, manifest)]
             for link in links:
+                _require_placed(link, memory)
                 blocks = memory.of(link.pid)
                 if blocks or link.hello().state is HookState.PARKED:  # perhaps without any block
                     link.unpark(blocks)
@@ -159,20 +176,55 @@ def try_restore(
                 with node.claim(cpu.pids_here):
                     pass
 
-            checks = (*_admission(node, manifest, cpu), *cpu.files_checks(progress))
-            return findings([("jobs", claim), *checks])
+            def checks() -> Iterator[Check]:
+                yield "jobs", claim
+                yield from _Admission(node, manifest, cpu, options.gpu).checks()
+                yield from cpu.files_checks(progress)
+
+            return findings(checks())
 
 
-def _admission(node: Node, manifest: Manifest, cpu: "_CpuSide") -> Iterator[Check]:
-    """Yield the checks before a restore: one passes before the next is made. Those of files go on
-    beside them.
-    """
-    yield from same_machine(manifest, node.criu)
-    yield from cpu.admission()
-    yield "device memory", partial(require_device_memory, node, _needs(manifest))
-    if manifest.shares_memory:
-        gpus, pids = {block.gpu for block in manifest.blocks}, [p.pid for p in manifest.processes]
-        yield "other programs", partial(require_alone, gpus, pids)
+class _Admission:
+    """The checks before a restore; one of them chooses the GPUs."""
+
+    def __init__(self, node: Node, manifest: Manifest, cpu: "_CpuSide", gpu: str) -> None:
+        self._node = node
+        self._manifest = manifest
+        self._cpu = cpu
+        self._gpu = gpu
+        self._placement: ImagePlacement | None = None
+
+    @property
+    def placement(self) -> ImagePlacement:
+        """The GPUs, once the checks have passed."""
+        assert self._placement is not None
+        return self._placement
+
+    def checks(self) -> Iterator[Check]:
+        """Yield the checks: one is run before the next is made. Those of files go on beside them.
+        What depends on the GPUs is not checked if none could be chosen.
+        """
+        manifest = self._manifest
+        yield from same_machine(manifest, self._node.criu)
+        yield "GPUs", self._place
+        yield from self._cpu.admission()
+        if self._placement is None:
+            return
+        needs = _needs(manifest, self._placement.moves)
+        yield "device memory", partial(require_device_memory, self._node, needs)
+        if manifest.shares_memory:
+            pids = [p.pid for p in manifest.processes]
+            yield "other programs", partial(require_alone, needs.keys(), pids)
+
+    def _place(self) -> str:
+        node, manifest = self._node, self._manifest
+        node.kept_memory.let_go_of_the_dead()  # else the GPU that it had may seem to be full
+        needs = _needs(manifest, {gpu.ordinal: gpu.ordinal for gpu in manifest.gpus})
+        for gpu in manifest.gpus:
+            needs[gpu.ordinal] = max(needs.get(gpu.ordinal, 0), gpu.needs)
+        free = cache(partial(free_device_memory, node))
+        self._placement = place_image(manifest, self._gpu, needs, list_gpus(), free)
+        return self._placement.text
 
 
 class _CpuSide:
@@ -281,9 +333,11 @@ class _CpuSide:
         for tree in self._trees:
             tree.check_bytes()
 
-    def restore(self, progress: Progress, complete: Callable[[], bool]) -> Iterator[Restored]:
-        """Restore each tree; its GPU processes sleep in the hook or in the driver. Nothing runs
-        before ``complete`` returns True.
+    def restore(
+        self, progress: Progress, complete: Callable[[], bool], pairs: GpuPairs
+    ) -> Iterator[Restored]:
+        """Restore each tree; its GPU processes sleep in the hook, or have been restored by the
+        driver, by ``pairs`` on other GPUs. Nothing runs before ``complete`` returns True.
         """
         for index, tree in enumerate(self._trees):
             options = self._options if index == 0 else replace(self._options, end=None)
@@ -292,14 +346,14 @@ class _CpuSide:
                 tree,
                 options,
                 progress,
-                self._held(index),
+                self._held(index, pairs),
                 complete,
                 self._files[index],
             )
             self._restored.append(restored)
             yield restored
 
-    def _held(self, tree: int) -> HeldRestore | None:
+    def _held(self, tree: int, pairs: GpuPairs) -> HeldRestore | None:
         """Return what the driver does while CRIU holds a tree; None where hooks keep its threads
         out of the driver.
         """
@@ -307,7 +361,9 @@ class _CpuSide:
         if self._manifest.mode != "driver" or not pids:
             return None
         return HeldRestore(
-            frozenset(pids), driver_checkpoint.restore_threads, driver_checkpoint.restore_all
+            frozenset(pids),
+            driver_checkpoint.restore_threads,
+            partial(driver_checkpoint.restore_all, pairs=pairs),
         )
 
     def require_settled(self) -> None:
@@ -328,14 +384,21 @@ class _Loading:
     The phase ``load`` ends when the device memory is there; what CRIU needs longer is ``cpu``.
     """
 
-    def __init__(self, node: Node, image: Image, cpu: _CpuSide, progress: Progress) -> None:
+    def __init__(
+        self,
+        node: Node,
+        image: Image,
+        cpu: _CpuSide,
+        placement: ImagePlacement,
+        progress: Progress,
+    ) -> None:
         self._progress = progress
         self._part = Beside(progress)
         self._stack = ExitStack()
         self._pool = ThreadPoolExecutor(2)
         self._hashed = self._pool.submit(cpu.check_bytes)
         self._loaded = self._pool.submit(
-            lambda: self._stack.enter_context(loaded(node, image, self._part))
+            lambda: self._stack.enter_context(loaded(node, image, self._part, placement.moves))
         )
 
     def complete(self) -> bool:
@@ -373,26 +436,45 @@ class _Loading:
         self._stack.close()
 
 
-def _affected(manifest: Manifest, pids: Collection[int]) -> AffectedSet:
-    """Return the processes that the restore will create, of which these pids are known before."""
+def _affected(manifest: Manifest, pids: Collection[int], gpus: Collection[int]) -> AffectedSet:
+    """Return the processes that the restore will create on ``gpus``, of which these pids are known
+    before.
+    """
     processes = (
         AffectedProcess(p.pid, None, gpu=p.gpu, hooked=p.hooked)
         for p in manifest.processes
         if p.pid in pids
     )
-    gpus = sorted({block.gpu for block in manifest.blocks})
-    return AffectedSet(tuple(processes), tuple(gpus), manifest.id, now())
+    return AffectedSet(tuple(processes), tuple(sorted(gpus)), manifest.id, now())
 
 
-def _needs(manifest: Manifest) -> dict[int, int]:
+def _needs(manifest: Manifest, moves: Mapping[int, int]) -> dict[int, int]:
     """Return the bytes that each GPU must have free: blocks, and a context per process with blocks.
 
     GPUs without blocks are left out, because asking them would start their movers.
     """
-    needs = device_bytes(manifest)
+    needs = device_bytes(manifest, moves)
     for gpu, _ in {(block.gpu, block.process) for block in manifest.blocks}:
-        needs[gpu] += context_bytes()
+        needs[moves[gpu]] += context_bytes()
     return needs
+
+
+def _require_placed(link: HookLink, memory: LoadedMemory) -> None:
+    """Raise :class:`Internal` unless the driver has put a process on the GPUs on which its memory
+    was loaded. It would not notice that it reaches that from another one.
+    """
+    there = {
+        block.id: gpu
+        for block, gpu in placed(link.hello(), link.list_blocks())
+        if gpu >= 0 and not block.flags & BlockFlag.HOST_LOCATED
+    }
+    for block, gpu in memory.gpus(link.pid).items():
+        if there.get(block, gpu) != gpu:
+            raise Internal(
+                f"the driver has restored process {link.pid} on GPU {there[block]} instead of"
+                f" GPU {gpu}",
+                hint="restore it on the GPUs that it had (`--gpu`), and report this",
+            )
 
 
 def _woken_links(node: Node, manifest: Manifest) -> Iterator[HookLink]:

@@ -284,7 +284,7 @@ def _manifest(
         mode="suspend" if blocks else "driver",
         owner=writer.owner,
         host=this_host(None),
-        gpus=describe_gpus(gpus),
+        gpus=describe_gpus(gpus, gpus),
         trees=tuple(Tree(tree.root.pid, f"tree-{n}", ()) for n, tree in enumerate(group.trees)),
         processes=process_records(group.trees, group, parked=bool(blocks)),
         blocks=blocks,

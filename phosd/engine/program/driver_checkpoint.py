@@ -4,6 +4,7 @@ The states and their order are the driver's: RUNNING -lock-> LOCKED -checkpoint-
 -restore-> LOCKED -unlock-> RUNNING.
 """
 
+import ctypes
 import enum
 import logging
 import time
@@ -17,7 +18,7 @@ from phosd.engine.faults import Point, point
 from phosd.engine.job.rollback import Undo
 from phosd.engine.memory.reservation import Reservation
 from phosd.engine.system import procfs, standstill
-from phosd.engine.system.cuda import call, driver
+from phosd.engine.system.cuda import call, driver, gpu_uuid, uuid_bytes
 from phosd.engine.system.looking import at_once
 from phosd.engine.system.procfs import ProcessId
 from phosd.errors import Internal, NoSuchProcess, PhosError, Timeout
@@ -30,6 +31,10 @@ TELLING_SECONDS = 60.0
 """Seconds that a process may take to tell its state: it does not while the driver restores it."""
 BACK_SECONDS = 300.0
 """Seconds that the driver may take to bring processes back that nobody waits for but recovery."""
+GpuPairs = tuple[tuple[str, str], ...]
+"""UUIDs of GPUs, old and new: of every GPU that the driver knew in the process (its
+``cuCheckpointProcessRestore`` refuses fewer), each once.
+"""
 _log = logging.getLogger(__name__)
 _untold: set[ProcessId] = set()
 """Processes whose state the driver did not tell, as the log says."""
@@ -97,10 +102,10 @@ def checkpoint(pid: int) -> None:
     _ask("cuCheckpointProcessCheckpoint", pid, None)
 
 
-def restore(pid: int) -> None:
-    """Bring the GPU state back from host memory, on the same GPUs."""
+def restore(pid: int, pairs: GpuPairs = ()) -> None:
+    """Bring the GPU state back from host memory, on the same GPUs, or by ``pairs`` on others."""
     standstill.await_going(pid)  # as above, and perhaps without enough memory by then
-    _ask("cuCheckpointProcessRestore", pid, None)
+    _ask("cuCheckpointProcessRestore", pid, _restore_arguments(pairs) if pairs else None)
 
 
 def unlock(pid: int) -> None:
@@ -130,21 +135,21 @@ def _restore_thread(pid: int) -> int:
     return thread
 
 
-def restore_all(pids: Sequence[int]) -> None:
-    """Restore checkpointed processes in parallel; they are LOCKED then. All are tried, as in
-    :func:`resume`.
+def restore_all(pids: Sequence[int], pairs: GpuPairs = ()) -> None:
+    """Restore checkpointed processes in parallel, as :func:`restore` does; they are LOCKED then.
+    All are tried, as in :func:`resume`.
     """
-    _together(restore, pids)
+    _together(lambda pid: restore(pid, pairs), pids)
 
 
-def resume(pids: Sequence[int]) -> None:
+def resume(pids: Sequence[int], pairs: GpuPairs = ()) -> None:
     """Restore and unlock checkpointed processes in parallel.
 
     Every process is tried even if another fails; the first error is raised afterwards.
     """
 
     def one(pid: int) -> None:
-        restore(pid)
+        restore(pid, pairs)
         unlock(pid)
 
     _together(one, pids)
@@ -270,15 +275,12 @@ def move(pids: Sequence[int], to: Sequence[int]) -> None:
     ``to`` has, for every GPU of the node by ordinal, the one that replaces it, each once. Every
     process is tried, as in :func:`resume`.
     """
-    uuids = [call("cuDeviceGetUuid", call("cuDeviceGet", ordinal)) for ordinal in range(len(to))]
-    arguments = driver().CUcheckpointRestoreArgs()
-    arguments.gpuPairs = [_pair(uuids[old], uuids[new]) for old, new in enumerate(to)]
-    arguments.gpuPairsCount = len(to)
+    uuids = [_uuid(ordinal) for ordinal in range(len(to))]
+    restore_all(pids, tuple((uuids[old], uuids[new]) for old, new in enumerate(to)))
 
-    def one(pid: int) -> None:
-        _ask("cuCheckpointProcessRestore", pid, arguments)
 
-    _together(one, pids)
+def _uuid(ordinal: int) -> str:
+    return gpu_uuid(bytes(call("cuDeviceGetUuid", call("cuDeviceGet", ordinal)).bytes))
 
 
 def _move_all(pids: Sequence[int], reservation: Reservation, undo: Undo, to: Sequence[int]) -> None:
@@ -302,10 +304,18 @@ def _move_back(moved: Sequence[int], to: Sequence[int]) -> None:
     move(away, [to.index(gpu) for gpu in range(len(to))])
 
 
-def _pair(old: Any, new: Any) -> Any:
-    pair = driver().CUcheckpointGpuPair()
-    pair.oldUuid, pair.newUuid = old, new
-    return pair
+def _restore_arguments(pairs: GpuPairs) -> Any:
+    bindings = driver()
+    made = []
+    for old, new in pairs:
+        made.append(bindings.CUcheckpointGpuPair())
+        for each, text in (("oldUuid", old), ("newUuid", new)):
+            value = bindings.CUuuid()
+            ctypes.memmove(value.getPtr(), uuid_bytes(text), 16)  # its bytes can only be read
+            setattr(made[-1], each, value)
+    arguments = bindings.CUcheckpointRestoreArgs()
+    arguments.gpuPairs, arguments.gpuPairsCount = made, len(made)
+    return arguments
 
 
 def lock_in_turn(pids: Sequence[int], reservation: Reservation) -> None:

@@ -250,7 +250,7 @@ def test_its_restore_fails(
     progress = Progress()
     whole = driver_checkpoint.restore
 
-    def failing(pid: int) -> None:
+    def failing(pid: int, _pairs: object = ()) -> None:
         tracer = procfs.status(pid).tracer
         assert is_criu(tracer)
         if how == "raises":

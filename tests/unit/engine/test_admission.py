@@ -12,10 +12,9 @@ import msgspec
 import pytest
 
 from phosd.engine.criu.program import Criu
-from phosd.engine.image.manifest import Gpu, Host, Manifest
+from phosd.engine.image.manifest import Host, Manifest
 from phosd.engine.node import machine
 from phosd.engine.node import staging as staging_module
-from phosd.engine.node.gpus import GpuInfo
 from phosd.engine.node.machine import require_same_machine
 from phosd.engine.node.node import Node, NodeConfig
 from phosd.engine.operations import admission
@@ -27,7 +26,7 @@ from phosd.engine.operations.admission import (
 )
 from phosd.engine.program.group import CheckpointGroup
 from phosd.engine.system.host_memory import available_memory
-from phosd.errors import Busy, DriverTooOld, GpuMismatch, OutOfMemory, OutOfSpace, Unsupported
+from phosd.errors import Busy, DriverTooOld, OutOfMemory, OutOfSpace, Unsupported
 
 Room = namedtuple("Room", "f_bavail f_frsize")
 
@@ -198,25 +197,22 @@ def test_too_little_device_memory() -> None:
 # -- the machine that an image needs -----------------------------------------------------------
 
 HERE = Host("boot", "6.18", "4.2.1", 13000, ("avx", "sse"))
-CARD = GpuInfo(0, "GPU-aa", "H200", 100)
 
 
 @pytest.fixture(autouse=True)
 def this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "this_host", lambda criu: HERE)
-    monkeypatch.setattr(machine, "list_gpus", lambda: [CARD])
 
 
 def made_on(**changes: object) -> Manifest:
     """An image of this machine, or of one that differs from it in this."""
-    gpus = cast(tuple[Gpu, ...], changes.pop("gpus", (Gpu(0, "GPU-aa", "H200", 100),)))
     return Manifest(
         id="20260101T000000-abcd",
         created="",
         mode="stop",
         owner=0,
         host=msgspec.structs.replace(HERE, **changes),
-        gpus=gpus,
+        gpus=(),
         trees=(),
         processes=(),
         blocks=(),
@@ -233,7 +229,6 @@ def made_on(**changes: object) -> Manifest:
         {"criu": "4.2"},
         {"criu": "4.1.9"},
         {"cpu_flags": ("sse",)},
-        {"gpus": ()},
     ],
 )
 def test_a_machine_that_will_do(changes: dict[str, object]) -> None:
@@ -247,9 +242,6 @@ def test_a_machine_that_will_do(changes: dict[str, object]) -> None:
         ({"criu": "4.2.2"}, Unsupported, r"CRIU 4\.2\.2, here is 4\.2\.1"),
         ({"criu": "4.10"}, Unsupported, r"CRIU 4\.10"),
         ({"cpu_flags": ("avx", "avx512f")}, Unsupported, "not here: avx512f"),
-        ({"gpus": (Gpu(0, "GPU-bb", "H200", 100),)}, GpuMismatch, r"needs the GPU H200 \(GPU-bb\)"),
-        ({"gpus": (Gpu(0, "GPU-aa", "A100", 100),)}, GpuMismatch, "needs the GPU A100"),
-        ({"gpus": (Gpu(1, "GPU-aa", "H200", 100),)}, GpuMismatch, "is number 0 now, was 1"),
     ],
 )
 def test_a_machine_that_will_not(

@@ -85,6 +85,17 @@ REFUSED: dict[str, tuple[Change, str]] = {
     "thread": (lambda m: m["processes"][0].update(threads=[7, 1 << 23]), "process id 8388608"),
     "tree": (lambda m: m["processes"][0].update(tree=1), "in no tree"),
     "uid": (lambda m: m["processes"][0].update(uid=-1), "no user"),
+    "gpu twice": (lambda m: m["gpus"].append(m["gpus"][0]), "two GPUs of one number"),
+    "gpu with two numbers": (
+        lambda m: m["gpus"].append(m["gpus"][0] | {"ordinal": 1}),
+        "two GPUs of one UUID",
+    ),
+    "gpu's uuid": (lambda m: m["gpus"][0].update(uuid="GPU-0"), "without a UUID"),
+    "host's uuid": (
+        lambda m: m["host"].update(gpus=[{"uuid": "MIG-0", "chip": ""}]),
+        "without a UUID",
+    ),
+    "gpu's bytes": (lambda m: m["gpus"][0].update(needs=-1), "needs -1 bytes"),
     "block's process": (block(process=1), "in no process"),
     "block's negative process": (block(process=-1), "in no process"),
     "block's gpu": (block(gpu=3), "unknown GPU"),

@@ -22,7 +22,7 @@ from phosd.engine.operations.checkpoint.publication import Publication, make_dur
 from phosd.engine.operations.checkpoint.recopy import recopy
 from phosd.engine.operations.checkpoint.standing import ProgramEnded, Standing
 from phosd.engine.operations.checkpoint.stop import stop
-from phosd.engine.operations.move_checks import claimed, gpus_in_use, require_alone
+from phosd.engine.operations.move_checks import bytes_in_use, claimed, gpus_in_use, require_alone
 from phosd.engine.operations.safe_points import SafePoints
 from phosd.engine.operations.torch_cache import release_cached
 from phosd.engine.program.group import CheckpointGroup, discover_group, explain_death
@@ -148,9 +148,10 @@ class _Checkpoint:
             if node.store.memory not in (None, writer.tier):
                 progress.note("written to the disk at once: the memory tier has no room for it")
             node.store.spares.preallocate(needs.gpu, writer.tier)
-            kept = tuple(map(node.movers.mover, sorted(gpus_in_use(group))))
+            in_use = bytes_in_use(group)
+            kept = tuple(map(node.movers.mover, sorted(in_use)))
             publication = Publication(
-                node, group, choice, parent, writer, cpu, progress, self.options
+                node, group, choice, in_use, parent, writer, cpu, progress, self.options
             )
             attempt = Attempt(
                 node,

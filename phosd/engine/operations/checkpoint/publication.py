@@ -1,12 +1,13 @@
 """Write what is left of an image, and publish it."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from phosd import __version__
 from phosd.engine.criu.dumps import CpuParts
 from phosd.engine.faults import Point, point
-from phosd.engine.image.manifest import Block, Manifest
+from phosd.engine.image.manifest import Block, Gpu, Manifest
 from phosd.engine.image.name import next_number
 from phosd.engine.image.writer import ImageWriter
 from phosd.engine.job.progress import Progress
@@ -28,6 +29,8 @@ class Publication:
     node: Node
     group: CheckpointGroup
     choice: Choice
+    in_use: Mapping[int, int]
+    """The bytes on each GPU that the group used when the attempt began."""
     parent: Manifest | None
     writer: ImageWriter
     cpu: CpuParts
@@ -59,7 +62,7 @@ class Publication:
             why=choice.why,
             owner=self.writer.owner,
             host=this_host(self.node.criu),
-            gpus=describe_gpus({gpu for member in group.members for gpu in member.gpus}),
+            gpus=self._gpus(blocks),
             trees=trees,
             processes=saved_records(self.cpu.trees, group, parked=choice.mode != "driver"),
             blocks=blocks,
@@ -75,6 +78,11 @@ class Publication:
         self.manifest = manifest
         progress.finish()
         return manifest
+
+    def _gpus(self, blocks: tuple[Block, ...]) -> tuple[Gpu, ...]:
+        seen = {gpu for member in self.group.members for gpu in member.gpus}
+        used = {*self.in_use, *(block.gpu for block in blocks)}
+        return describe_gpus(seen, used, self.in_use if self.choice.mode == "driver" else {})
 
 
 def make_durable(node: Node, image_id: str, progress: Progress, *, stopped: bool = False) -> None:

@@ -1,0 +1,227 @@
+"""A restore on GPUs other than those of the image: the program computes what it would have."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from phosd.engine import Node
+from phosd.engine.image.manifest import Manifest
+from phosd.engine.job.progress import Progress
+from phosd.engine.operations import restore as restore_module
+from phosd.engine.operations.checkpoint import CheckpointOptions, checkpoint
+from phosd.engine.operations.migrate import MigrateOptions, migrate
+from phosd.engine.operations.restore import RestoreOptions, restore, try_restore
+from phosd.engine.operations.resume import ResumeOptions, resume
+from phosd.engine.operations.suspend import SuspendOptions, suspend
+from phosd.engine.system.cuda import is_software
+from phosd.errors import GpuMismatch, InvalidOption, OutOfMemory
+from tests.node.checkpoint_restore.conftest import Starter
+from tests.node.checkpoint_restore.cycle import AFTER, Undisturbed, check, save
+from tests.support.gpu_memory import taken
+from tests.support.harness import Target, alive
+
+MODES = ["concurrent", "driver"]
+pytestmark = pytest.mark.usefixtures("two_gpus")
+
+
+def gpus(node: Node, target: Target) -> tuple[int, ...]:
+    """The GPUs on which the target has memory."""
+    (found,) = [each for each in node.processes() if each.pid == target.pid]
+    return found.gpus
+
+
+def saved(node: Node, target: Target, mode: str, parent: str = "") -> Manifest:
+    """An image of the target, which has gone on since, and was killed."""
+    options = CheckpointOptions(mode=mode, parent=parent)
+    image = checkpoint(node, target.pid, options, Progress())
+    target.more_steps(AFTER)
+    target.kill()
+    return image
+
+
+def come_back(
+    node: Node, target: Target, image: Manifest, gpu: str, undisturbed: Undisturbed
+) -> Progress:
+    """Restore the target on these GPUs; it goes on from the image, and computes what is right."""
+    original, mark, progress = target.values(), target.position(), Progress()
+    assert restore(node, image.id, RestoreOptions(gpu=gpu), progress).pid == target.pid
+    values = target.wait_for_steps(AFTER, since=mark)
+    right = undisturbed(target.program, max(values) + 1, compared=target)
+    check(values, original, right)
+    return progress
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_another_gpu_and_back(
+    mode: str, node: Node, start: Starter, undisturbed: Undisturbed
+) -> None:
+    """And all that can be done with a program there, too."""
+    target = start("single")
+    target.wait_for_steps(5)
+    first = saved(node, target, mode)
+    told = come_back(node, target, first, "1", undisturbed)
+    assert "GPU 1 in place of GPU 0" in told.notes and gpus(node, target) == (1,)
+    second = saved(node, target, mode, parent="" if mode == "driver" else first.id)
+    assert [gpu.ordinal for gpu in second.gpus if gpu.used] == [1]
+    told = come_back(node, target, second, "", undisturbed)
+    assert not told.notes and gpus(node, target) == (1,)
+    third = saved(node, target, mode)
+    come_back(node, target, third, "1:0", undisturbed)
+    assert gpus(node, target) == (0,)
+    suspend(node, target.pid, SuspendOptions(), Progress())
+    resume(node, target.pid, ResumeOptions(gpu="1"), Progress())
+    assert gpus(node, target) == (1,)
+    migrate(node, target.pid, MigrateOptions("0"), Progress())
+    last = saved(node, target, "stop")
+    come_back(node, target, last, "", undisturbed)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_two_gpus_change_places(
+    mode: str, node: Node, start: Starter, undisturbed: Undisturbed
+) -> None:
+    target = start("two_devices")
+    target.wait_for_steps(5)
+    image = saved(node, target, mode)
+    come_back(node, target, image, "0:1,1:0", undisturbed)
+    assert gpus(node, target) == (0, 1)
+    come_back(node, target, saved(node, target, mode), "", undisturbed)
+
+
+def test_a_gpu_with_room_is_found(
+    node: Node, start: Starter, undisturbed: Undisturbed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = start("single")
+    target.wait_for_steps(5)
+    image = saved(node, target, "stop")
+    assert target.pid not in {each.pid for each in node.processes()}  # lets go of its memory
+    with taken(0):
+        (found,) = [
+            each
+            for each in try_restore(node, image.id, RestoreOptions(), Progress())
+            if each.what == "GPUs"
+        ]
+        assert found.text == "GPU 1 in place of GPU 0"
+        with pytest.raises(OutOfMemory, match=r"GPU 0 has .* GB free, image .* needs 0\.\d GB"):
+            restore(node, image.id, RestoreOptions(gpu="0"), Progress())
+        come_back(node, target, image, "", undisturbed)
+    assert gpus(node, target) == (1,)
+    target.kill()
+    assert target.pid not in {each.pid for each in node.processes()}
+    with taken(), pytest.raises(OutOfMemory, match=r"GPU 0 has .*, GPU 1 has .* free, image"):
+        restore(node, image.id, RestoreOptions(), Progress())
+
+    affected = restore_module._affected
+    with monkeypatch.context() as patch, taken(0):  # taken after its admission
+
+        def late(*arguments: object) -> object:
+            patch.setattr(restore_module, "_affected", affected)
+            neighbour.__enter__()
+            return affected(*arguments)  # type: ignore[arg-type]
+
+        neighbour = taken(1)
+        patch.setattr(restore_module, "_affected", late)
+        try:
+            with pytest.raises(OutOfMemory):
+                restore(node, image.id, RestoreOptions(), Progress())
+        finally:
+            neighbour.__exit__(None, None, None)
+        assert not any(map(alive, target.pids))
+        come_back(node, target, image, "", undisturbed)
+
+
+def test_gpus_that_will_not_do(node: Node, start: Starter) -> None:
+    target = start("single", extra={"CUDA_VISIBLE_DEVICES": "1"})
+    target.wait_for_steps(3)
+    image = save(node, target, "stop")
+    target.kill()
+    for gpu, why in (
+        ("0:1", "names no GPU of the program of image"),
+        ("1:7", "'7' names no GPU of this node"),
+        ("0,1", "does not use GPU|names GPU 1 twice"),
+    ):
+        with pytest.raises(InvalidOption, match=why):
+            restore(node, image.id, RestoreOptions(gpu=gpu), Progress())
+
+
+MACHINE = """
+import pathlib, sys
+from phosd.engine import CheckpointOptions, Node, NodeConfig, Progress, RestoreOptions
+from phosd.engine import checkpoint, restore
+place, what, which, how = pathlib.Path(sys.argv[1]), *sys.argv[2:]
+with Node(NodeConfig(place / "state", place / "run")) as node:
+    if what == "save":
+        print(checkpoint(node, int(which), CheckpointOptions(mode=how), Progress()).id)
+    else:
+        progress = Progress()
+        restore(node, which, RestoreOptions(gpu=how), progress)
+        print(*progress.notes)
+"""
+"""Saves a process in a mode, or restores an image on GPUs, on a machine of its own."""
+
+
+class Machine:
+    """A machine with so many software GPUs, whose UUIDs no other machine has."""
+
+    def __init__(self, place: Path, name: str, gpus: int, **others: str) -> None:
+        self._place = place
+        self.settings = {
+            "PHOS_SOFTGPU_MACHINE": name,
+            "PHOS_SOFTGPU_DEVICES": str(gpus),
+            "PHOS_SOFTGPU_DIR": str(place / "gpu"),
+            **others,
+        }
+
+    def run(self, what: str, which: object, how: str) -> str:
+        command = [sys.executable, "-c", MACHINE, str(self._place), what, str(which), how]
+        surroundings = os.environ | self.settings
+        done = subprocess.run(command, env=surroundings, capture_output=True, text=True)
+        if done.returncode:
+            raise (
+                GpuMismatch(done.stderr)
+                if "GpuMismatch" in done.stderr
+                else AssertionError(done.stderr)
+            )
+        return done.stdout.strip()
+
+    def save(self, target: Target, mode: str) -> str:
+        image = self.run("save", target.pid, mode)
+        target.more_steps(AFTER)
+        target.kill()
+        return image
+
+    def restore(self, target: Target, image: str, gpu: str, undisturbed: Undisturbed) -> str:
+        original, mark = target.values(), target.position()
+        told = self.run("restore", image, gpu)
+        values = target.wait_for_steps(AFTER, since=mark)
+        check(values, original, undisturbed(target.program, max(values) + 1, compared=target))
+        return told
+
+
+@pytest.mark.skipif(not is_software(), reason="real GPUs cannot be configured")
+@pytest.mark.parametrize("mode", MODES)
+def test_other_machines(mode: str, place: Path, start: Starter, undisturbed: Undisturbed) -> None:
+    """With fewer GPUs, with as many, and back; none of them has the GPUs of another."""
+    large, small = Machine(place, "large", 4), Machine(place, "small", 1)
+    seen = large.settings | {"CUDA_VISIBLE_DEVICES": "2"}
+    target = start("single", extra=seen)
+    target.wait_for_steps(5)
+    image = large.save(target, mode)
+    strange = Machine(place, "strange", 4, PHOS_SOFTGPU_CHIP="Another chip")
+    with pytest.raises(GpuMismatch, match=r"needs a GPU PHOS software GPU .* here are 0 Another"):
+        strange.run("restore", image, "")
+    told = small.restore(target, image, "", undisturbed)
+    assert "GPU 0 in place of GPU 2" in told
+    image = small.save(target, mode)
+    large.restore(target, image, "0:3", undisturbed)
+    target.kill()
+    pair = start("two_devices", extra=large.settings)
+    pair.wait_for_steps(5)
+    image = large.save(pair, mode)
+    with pytest.raises(GpuMismatch, match="needs 4 GPUs PHOS software GPU"):
+        small.run("restore", image, "")
+    other = Machine(place, "other", 4)
+    other.restore(pair, image, "0:3,1:2", undisturbed)
