@@ -57,6 +57,16 @@ _MOST_CLONES = 1000
     "only appends; refuse makes no clone if there are any.  [default: copy]",
 )
 @click.option(
+    "--gpu",
+    "gpus",
+    multiple=True,
+    type=options.GPU,
+    metavar="GPU|OLD:NEW,...",
+    help="A GPU of this node, by its number or the beginning of its UUID; for a program that used "
+    "several, OLD:NEW for each, OLD being as it was numbered (default: the same GPU, if it is here "
+    "and has room, or another one of the same chip).",
+)
+@click.option(
     "--dry-run",
     is_flag=True,
     help="Only say what would stand in the way of a restore here and now.",
@@ -69,6 +79,7 @@ def restore(
     pidns: bool,
     clones: int | None,
     clone_files: str | None,
+    gpus: tuple[str, ...],
     dry_run: bool,
 ) -> None:
     """Run the program of IMAGE again from where it was, under its old pid. IMAGE is an id, the
@@ -82,6 +93,8 @@ def restore(
       phos restore 20261120T153012-3fa9
       phos restore 20261120T153012-3fa9 --output /tmp/train.log
       phos restore latest --clone 4        four copies, beside the original
+      phos restore latest --gpu 1          on another GPU of the same chip
+      phos restore latest --gpu 0:2,1:3    what was on GPUs 0 and 1 comes to 2 and 3
     """
     if clone_files is not None and clones is None:
         raise click.UsageError("--clone-files says how to --clone")
@@ -92,6 +105,8 @@ def restore(
         given["pid_namespace"] = True
     if clone_files is not None:
         given["clone_files"] = clone_files
+    if gpus:
+        given["gpu"] = ",".join(gpus)
     image = resolve(settings, image)
     names = _names(clones) if clones is not None else ()
     if dry_run:

@@ -64,7 +64,7 @@ class RestoreOptions(JobOptions, total=False):
     standard output and error; ``end``: a file that tells how the program has ended;
     ``pid_namespace``: the program gets one of its own, also if it was in none; ``clone``: the name
     of a clone that is restored beside the program; ``clone_files``: what becomes of the files on
-    the disk that the program writes to.
+    the disk that the program writes to; ``gpu``: a destination, if not where it was.
     """
 
     files: Literal["keep", "cut"]
@@ -73,6 +73,7 @@ class RestoreOptions(JobOptions, total=False):
     pid_namespace: bool
     clone: str
     clone_files: Literal["copy", "share", "refuse"]
+    gpu: str
 
 
 class MigrateOptions(StopOptions, total=False):

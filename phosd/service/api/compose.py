@@ -80,7 +80,18 @@ def compose(config: Config, engine: Engine, connection: Connection, history: His
     write_down = reports.write_down
     pids = CallerPids(config.runtime_dir, connection.pid_of, readers)
     interface = manager_interface(
-        Images(engine, history, jobs, rights, checkpoints, periodic, readers, pids, write_down),
+        Images(
+            engine,
+            history,
+            jobs,
+            rights,
+            checkpoints,
+            periodic,
+            readers,
+            pids,
+            inventory,
+            write_down,
+        ),
         Moves(engine, jobs, inventory, rights, readers, pids, write_down),
         Lists(inventory, jobs, history, rights, readers, pids),
         Pruning(engine, history, jobs, readers),

@@ -9,6 +9,8 @@ from phosd.engine.image.manifest import Manifest
 from phosd.engine.job.checks import Finding
 from phosd.engine.job.progress import Progress
 from phosd.errors import ImageCorrupt, in_one_text
+from phosd.service.api.destination import named_in, require_destination
+from phosd.service.api.inventory import Inventory
 from phosd.service.api.views import job_path
 from phosd.service.dbus.caller import Caller
 from phosd.service.dbus.caller_pids import CallerPids
@@ -43,6 +45,7 @@ class Images:
         periodic: Periodic,
         readers: Readers,
         pids: CallerPids,
+        inventory: Inventory,
         write_down: Callable[[Job], None],
     ) -> None:
         self._engine = engine
@@ -53,6 +56,7 @@ class Images:
         self._periodic = periodic
         self._readers = readers
         self._pids = pids
+        self._inventory = inventory
         self._write_down = write_down
 
     @method("Checkpoint", "ua{sv}", job="o")
@@ -87,15 +91,28 @@ class Images:
     @method("Restore", "sa{sv}", job="o")
     async def restore(self, caller: Caller, image: str, options: RestoreRequest) -> str:
         """Bring an image back to life; options: {options}."""
+        if options.gpu:
+            require_destination(options.gpu)
         manifest, acting = await self._image_for(caller, Action.RESTORE, image)
-        gpus = frozenset(gpu.ordinal for gpu in manifest.gpus)
+        here = self._inventory.gpus.values()
+        saved = {gpu.uuid for gpu in manifest.gpus}
+        gpus = named_in(options.gpu, here) or {gpu.ordinal for gpu in here if gpu.uuid in saved}
 
         def work(progress: Progress) -> Outcome:
             pid = self._engine.restore(image, options, acting, progress)
             return Outcome(str(pid), "eager", process=key_of(pid))
 
         claims, token = _claims(image), options.token
-        task = Task("restore", image, caller.uid, claims, work, token=token, gpus=gpus)
+        task = Task(
+            "restore",
+            image,
+            caller.uid,
+            claims,
+            work,
+            destination=options.gpu,
+            token=token,
+            gpus=frozenset(gpus),
+        )
         return job_path(self._jobs.submit(task, self._write_down))
 
     @method("TryCheckpoint", "ua{sv}", checks="a(sss)")
@@ -125,6 +142,8 @@ class Images:
         """List what a restore checks before it begins, as TryCheckpoint does; nothing is restored;
         options: {options}.
         """
+        if options.gpu:
+            require_destination(options.gpu)
         _, acting = await self._image_for(caller, Action.RESTORE, image)
         found = await self._readers.run(
             caller.uid, self._engine.try_restore, image, options, acting

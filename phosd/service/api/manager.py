@@ -58,6 +58,7 @@ FEATURES = (
     "image-notes",
     "pid-namespaces",
     "transfers",
+    "restore-gpu",
 )
 _CHANGEABLE = ("retention_days", "periodic", "limits", "max_jobs", "jobs_per_gpu", "min_free")
 """Settings that can change while phosd runs."""

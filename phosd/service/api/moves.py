@@ -1,8 +1,6 @@
 """Start jobs that move processes off and onto GPUs, plan evacuations, and recover processes."""
 
-import re
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 
 from phosd.engine.job.progress import Progress
@@ -11,6 +9,7 @@ from phosd.engine.node.placement import find
 from phosd.engine.operations.evacuate import Fate, GpuCapacity, Step, Tenant, plan
 from phosd.engine.program.process import GpuProcess
 from phosd.errors import InvalidOption, PhosError
+from phosd.service.api.destination import named_in, require_destination
 from phosd.service.api.inventory import Inventory
 from phosd.service.api.views import job_path
 from phosd.service.dbus.caller import Caller
@@ -25,7 +24,6 @@ from phosd.service.process_identity import Target, identify, program, require_sa
 from phosd.service.tasks.checkpoints import claim_of, named, require_free_tree
 
 OPERATIONS = ("migrate", "suspend", "resume", "swap")
-_DESTINATION = re.compile("[0-9A-Za-z:, -]{1,2048}")
 StepRow = tuple[int, str, int, str, str, str]
 MoveRequest = MigrateRequest | SuspendRequest | ResumeRequest
 SUSPENDED = "suspended"
@@ -73,7 +71,7 @@ class Moves:
         """Move a process to another GPU (its number, the beginning of its UUID, or old:new for each
         of several, with commas) while it runs on; options: {options}.
         """
-        _require_destination(destination)
+        require_destination(destination)
         target, acting = await self._theirs(caller, pid)
 
         def work(progress: Progress) -> Outcome:
@@ -102,7 +100,7 @@ class Moves:
     async def resume(self, caller: Caller, pid: int, options: ResumeRequest) -> str:
         """Bring a suspended process back, on its GPUs or others; options: {options}."""
         if options.gpu:
-            _require_destination(options.gpu)
+            require_destination(options.gpu)
         target, acting = await self._theirs(caller, pid)
 
         def work(progress: Progress) -> Outcome:
@@ -193,6 +191,7 @@ class Moves:
             self._write_down(job, first)
 
         ours = (self._inventory.gpus_of(target.pid) for target in targets)
+        coming = named_in(move.destination, self._inventory.gpus.values())
         task = Task(
             operation=move.operation,
             target=" ".join(str(target.pid) for target in targets),
@@ -205,17 +204,9 @@ class Moves:
             queue=move.request.queue,
             executable=program(first).executable,
             process=named(first),
-            gpus=frozenset().union(*ours, self._named_in(move.destination)),
+            gpus=coming.union(*ours),
         )
         return job_path(self._jobs.submit(task, before))
-
-    def _named_in(self, destination: str) -> frozenset[int]:
-        """Return the ordinals of the GPUs that a destination names, as far as they are known."""
-        named = set()
-        for part in destination.split(","):
-            with suppress(InvalidOption):  # the engine reports it
-                named.add(find(part.rpartition(":")[2], list(self._inventory.gpus.values())))
-        return frozenset(named)
 
     # Evacuation
 
@@ -254,15 +245,6 @@ class Moves:
                 return process.device_bytes
             return sum(block.size for block, where in blocks if where == gpu)
         return process.device_bytes
-
-
-def _require_destination(text: str) -> None:
-    """Raise unless the text may be a destination: it is sent in signals and shown verbatim."""
-    if not _DESTINATION.fullmatch(text):
-        raise InvalidOption(
-            f"{text[:64]!r} is no destination",
-            hint="name a GPU: its number, the beginning of its UUID, or OLD:NEW for each",
-        )
 
 
 def _is_on(process: GpuProcess, gpu: GpuInfo) -> bool:

@@ -44,8 +44,7 @@ std::vector<unsigned> visible_gpus(const std::vector<CUuuid>& uuids) {
     std::istringstream list(text);
     for (std::string entry; std::getline(list, entry, ',');) {
         unsigned gpu = 0;
-        while (gpu < gpus && entry != std::to_string(gpu) && entry != gpu_name(uuids[gpu]))
-            ++gpu;
+        while (gpu < gpus && entry != std::to_string(gpu) && entry != gpu_name(uuids[gpu])) ++gpu;
         if (gpu == gpus || std::count(visible.begin(), visible.end(), gpu)) break;
         visible.push_back(gpu);
     }

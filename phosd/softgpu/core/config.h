@@ -14,7 +14,7 @@ struct Config {
     std::vector<unsigned> visible;  // which of them this process sees: CUDA_VISIBLE_DEVICES
     std::string machine;            // PHOS_SOFTGPU_MACHINE: whose GPUs they are
     std::string chip = "PHOS software GPU";  // PHOS_SOFTGPU_CHIP: what the GPUs call themselves
-    uint64_t memory = 2ull << 30;   // PHOS_SOFTGPU_MEMORY: bytes a GPU
+    uint64_t memory = 2ull << 30;            // PHOS_SOFTGPU_MEMORY: bytes a GPU
     double copy_rate = 0;    // PHOS_SOFTGPU_COPY_RATE: bytes a second; 0 is as fast as it goes
     std::string slow_while;  // PHOS_SOFTGPU_COPY_RATE_WHILE: a file; the rate holds while it exists
     double latency = 0;      // PHOS_SOFTGPU_LATENCY: seconds before each operation

@@ -28,6 +28,8 @@ def restore_with(screen: NodeScreen, image: Image) -> None:
                 ("cut them to their length; the rest is put beside", "cut")]),
         Field("output", "Where its output goes, if that was a pipe or a terminal",
               hint="/path/of/a/file", check=_output_trouble),
+        Field("gpu", "On which GPU; OLD:NEW,... if it used several",
+              hint="the same, or one like it"),
     ]  # fmt: skip
 
     def given(options: dict[str, str] | None) -> None:

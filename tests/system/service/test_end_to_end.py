@@ -129,14 +129,18 @@ def test_save_kill_and_restore_over_the_bus(bus: str, tmp_path: Path) -> None:
 
     with phosd(bus, tmp_path):  # another daemon: an image needs nothing of the one that made it
         position = output.stat().st_size
-        restored = phos(bus, tmp_path, "restore", image)[-1]
-        assert restored["result"] == str(pid)
+        checks = phos(bus, tmp_path, "restore", image, "--gpu", "1", "--dry-run")
+        assert "GPU 1 in place of GPU 0" in str(checks)
+        restored = phos(bus, tmp_path, "restore", image, "--gpu", "0=1")[-1]
+        assert (restored["result"], restored["destination"]) == (str(pid), "0=1")
         try:
             wait_until(
                 lambda: len(parse(output.read_bytes()[position:]).keys() & expected.keys()) > 5,
                 "the restored program",
             )
             clones_beside_it(bus, tmp_path, image, output)
+            (there,) = [p for p in phos(bus, tmp_path, "ps") if p["pid"] == pid]
+            assert "'ordinal': 1" in str(there["gpus"])
         finally:
             os.kill(pid, signal.SIGKILL)
         again = parse(output.read_bytes()[position:])
