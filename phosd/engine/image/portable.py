@@ -196,7 +196,8 @@ def _check_image(image: Manifest, demand: _Demand) -> None:
         datetime.fromisoformat(image.created).timestamp()
     except (ValueError, OverflowError) as error:
         raise _no_image(f"says it is of {image.created!r}, which is no time") from error
-    demand(len(image.gpus) <= _MOST_GPUS, "names more GPUs than a machine has")
+    most = max(len(image.gpus), len(image.host.gpus))
+    demand(most <= _MOST_GPUS, "names more GPUs than a machine has")
     for gpu in image.gpus:
         demand(0 <= gpu.ordinal < 1 << 16 and gpu.memory >= 0, f"describes no GPU {gpu.ordinal}")
     demand(0 <= image.host.driver < 1 << 31, "names no driver")

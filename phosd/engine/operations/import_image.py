@@ -40,6 +40,7 @@ from phosd.engine.node.machine import same_machine
 from phosd.engine.node.node import Node
 from phosd.engine.operations.admission import UNLIMITED, DiskLimits, require_room
 from phosd.engine.operations.caller_stream import CallerStream
+from phosd.engine.operations.image_gpus import require_places
 from phosd.engine.operations.permissions import ROOT, require_may_restore
 from phosd.engine.system import procfs
 from phosd.errors import ImageCorrupt, NotAuthorized
@@ -151,6 +152,7 @@ def _restorable(
 ) -> Iterator[Check]:
     """Yield the checks whether the image could be restored here, as far as its manifest tells."""
     yield from same_machine(found.image, node.criu)
+    yield "GPUs", partial(require_places, found.image)
     yield "files", partial(_require_files, found.image, cancellation)
 
 

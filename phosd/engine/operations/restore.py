@@ -6,11 +6,11 @@ too. Its gates open only after its state has been verified.
 """
 
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
@@ -31,16 +31,12 @@ from phosd.engine.job.affected import AffectedProcess, AffectedSet, now
 from phosd.engine.job.checks import Check, Finding, findings, require_all
 from phosd.engine.job.progress import Beside, Progress
 from phosd.engine.job.rollback import Undo
-from phosd.engine.node.gpus import list_gpus
-from phosd.engine.node.image_placement import ImagePlacement, place_image
+from phosd.engine.node.image_placement import ImagePlacement
 from phosd.engine.node.machine import same_machine
 from phosd.engine.node.node import Node
-from phosd.engine.operations.admission import (
-    context_bytes,
-    free_device_memory,
-    require_device_memory,
-)
-from phosd.engine.operations.load import LoadedMemory, device_bytes, loaded
+from phosd.engine.operations.admission import require_device_memory
+from phosd.engine.operations.image_gpus import blocks_need, place
+from phosd.engine.operations.load import LoadedMemory, loaded
 from phosd.engine.operations.move_checks import require_alone
 from phosd.engine.program import driver_checkpoint
 from phosd.engine.program.driver_checkpoint import GpuPairs
@@ -210,20 +206,14 @@ class _Admission:
         yield from self._cpu.admission()
         if self._placement is None:
             return
-        needs = _needs(manifest, self._placement.moves)
+        needs = blocks_need(manifest, self._placement.moves)
         yield "device memory", partial(require_device_memory, self._node, needs)
         if manifest.shares_memory:
             pids = [p.pid for p in manifest.processes]
             yield "other programs", partial(require_alone, needs.keys(), pids)
 
     def _place(self) -> str:
-        node, manifest = self._node, self._manifest
-        node.kept_memory.let_go_of_the_dead()  # else the GPU that it had may seem to be full
-        needs = _needs(manifest, {gpu.ordinal: gpu.ordinal for gpu in manifest.gpus})
-        for gpu in manifest.gpus:
-            needs[gpu.ordinal] = max(needs.get(gpu.ordinal, 0), gpu.needs)
-        free = cache(partial(free_device_memory, node))
-        self._placement = place_image(manifest, self._gpu, needs, list_gpus(), free)
+        self._placement = place(self._node, self._manifest, self._gpu)
         return self._placement.text
 
 
@@ -446,17 +436,6 @@ def _affected(manifest: Manifest, pids: Collection[int], gpus: Collection[int]) 
         if p.pid in pids
     )
     return AffectedSet(tuple(processes), tuple(sorted(gpus)), manifest.id, now())
-
-
-def _needs(manifest: Manifest, moves: Mapping[int, int]) -> dict[int, int]:
-    """Return the bytes that each GPU must have free: blocks, and a context per process with blocks.
-
-    GPUs without blocks are left out, because asking them would start their movers.
-    """
-    needs = device_bytes(manifest, moves)
-    for gpu, _ in {(block.gpu, block.process) for block in manifest.blocks}:
-        needs[moves[gpu]] += context_bytes()
-    return needs
 
 
 def _require_placed(link: HookLink, memory: LoadedMemory) -> None:
