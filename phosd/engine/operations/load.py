@@ -58,10 +58,6 @@ class LoadedMemory:
         """Return each block of a process: its id, and the descriptor of its memory."""
         return [(p.id, p.allocation.descriptor) for p in self._pieces if p.process.pid == pid]
 
-    def gpus(self, pid: int) -> dict[int, int]:
-        """Return the GPU of each block of a process, by the block's id."""
-        return {p.id: p.allocation.gpu for p in self._pieces if p.process.pid == pid}
-
     def guard(self) -> None:
         """Have the movers guard the memory, so that it outlives this process (:meth:`Mover.guard`).
 

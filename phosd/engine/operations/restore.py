@@ -6,7 +6,7 @@ too. Its gates open only after its state has been verified.
 """
 
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -137,7 +137,7 @@ def restore(
             point(Point.RESTORE_MAP)
             links = [job.enter_context(link) for link in _woken_links(node, manifest)]
             for link in links:
-                _require_placed(link, memory)
+                _require_placed(link, manifest, placement.moves)
                 blocks = memory.of(link.pid)
                 if blocks or link.hello().state is HookState.PARKED:  # perhaps without any block
                     link.unpark(blocks)
@@ -438,7 +438,7 @@ def _affected(manifest: Manifest, pids: Collection[int], gpus: Collection[int]) 
     return AffectedSet(tuple(processes), tuple(sorted(gpus)), manifest.id, now())
 
 
-def _require_placed(link: HookLink, memory: LoadedMemory) -> None:
+def _require_placed(link: HookLink, manifest: Manifest, moves: Mapping[int, int]) -> None:
     """Raise :class:`Internal` unless the driver has put a process on the GPUs on which its memory
     was loaded. It would not notice that it reaches that from another one.
     """
@@ -447,11 +447,12 @@ def _require_placed(link: HookLink, memory: LoadedMemory) -> None:
         for block, gpu in placed(link.hello(), link.list_blocks())
         if gpu >= 0 and not block.flags & BlockFlag.HOST_LOCATED
     }
-    for block, gpu in memory.gpus(link.pid).items():
-        if there.get(block, gpu) != gpu:
+    for block in manifest.blocks:
+        pid, gpu = manifest.processes[block.process].pid, moves[block.gpu]
+        if pid == link.pid and there.get(block.id, gpu) != gpu:
             raise Internal(
-                f"the driver has restored process {link.pid} on GPU {there[block]} instead of"
-                f" GPU {gpu}",
+                f"the driver has restored process {pid} on GPU {there[block.id]} instead of GPU"
+                f" {gpu}",
                 hint="restore it on the GPUs that it had (`--gpu`), and report this",
             )
 

@@ -8,6 +8,7 @@ import ctypes
 import enum
 import logging
 import time
+import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ from phosd.engine.faults import Point, point
 from phosd.engine.job.rollback import Undo
 from phosd.engine.memory.reservation import Reservation
 from phosd.engine.system import procfs, standstill
-from phosd.engine.system.cuda import call, driver, gpu_uuid, uuid_bytes
+from phosd.engine.system.cuda import call, driver, gpu_uuid
 from phosd.engine.system.looking import at_once
 from phosd.engine.system.procfs import ProcessId
 from phosd.errors import Internal, NoSuchProcess, PhosError, Timeout
@@ -311,11 +312,15 @@ def _restore_arguments(pairs: GpuPairs) -> Any:
         made.append(bindings.CUcheckpointGpuPair())
         for each, text in (("oldUuid", old), ("newUuid", new)):
             value = bindings.CUuuid()
-            ctypes.memmove(value.getPtr(), uuid_bytes(text), 16)  # its bytes can only be read
+            ctypes.memmove(value.getPtr(), _uuid_bytes(text), 16)  # its bytes can only be read
             setattr(made[-1], each, value)
     arguments = bindings.CUcheckpointRestoreArgs()
     arguments.gpuPairs, arguments.gpuPairsCount = made, len(made)
     return arguments
+
+
+def _uuid_bytes(text: str) -> bytes:
+    return uuid.UUID(text.removeprefix("GPU-")).bytes
 
 
 def lock_in_turn(pids: Sequence[int], reservation: Reservation) -> None:

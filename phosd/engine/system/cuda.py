@@ -126,11 +126,6 @@ def gpu_uuid(raw: bytes) -> str:
     return f"GPU-{uuid.UUID(bytes=raw)}"
 
 
-def uuid_bytes(text: str) -> bytes:
-    """Return the 16 bytes of a UUID that is written as :func:`gpu_uuid` does."""
-    return uuid.UUID(text.removeprefix("GPU-")).bytes
-
-
 def driver_version() -> int:
     """Return the driver's CUDA version, such as ``13000`` for 13.0."""
     return int(call("cuDriverGetVersion"))
