@@ -14,9 +14,10 @@ from datetime import datetime
 
 import msgspec
 
+from phosd import __version__
 from phosd.engine.image.manifest import CHUNK, FORMAT, ChunkRef, Manifest
 from phosd.engine.image.validate import check_manifest, valid_id, valid_relative
-from phosd.errors import ImageCorrupt
+from phosd.errors import ImageCorrupt, Reason, Unsupported
 from phosd.portable import FORMAT as PORTABLE_FORMAT
 from phosd.portable import Chunk, require_format
 
@@ -102,11 +103,18 @@ def portable(
     return PortableImage(tuple(chunks), tuple(map(tuple, files)), tuple(map(tuple, blocks)), image)
 
 
+class _Made(msgspec.Struct, frozen=True):
+    """The part of the store's manifest that tells how to read the rest."""
+
+    format: int = FORMAT
+    phosd: str = ""
+
+
 class _Format(msgspec.Struct):
     """The part that tells how to read the rest."""
 
     format: int
-    image: "_Format | None" = None
+    image: _Made = _Made()
 
 
 _format_decoder = msgspec.json.Decoder(_Format)
@@ -117,13 +125,17 @@ def parsed(text: bytes) -> PortableImage:
     """Return the manifest in a head. Raises :class:`ImageCorrupt` unless a phosd could have written
     it, :class:`Unsupported` if a newer one has.
     """
+    made = _Made()
     try:
         formats = _format_decoder.decode(text)
         require_format(formats.format)
-        if formats.image is not None and formats.image.format > FORMAT:
-            require_format(PORTABLE_FORMAT + formats.image.format - FORMAT)
+        made = formats.image
+        if made.format != FORMAT:
+            raise _of_another_version(made)
         found = _decoder.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        if made.phosd not in ("", __version__):
+            raise _of_another_version(made) from error
         raise _no_image(f"cannot be read ({error})") from error
     _check(found)
     return found
@@ -258,6 +270,17 @@ def image_with(found: PortableImage, places: "dict[int, ChunkRef]") -> Manifest:
         for block, numbers in zip(found.image.blocks, found.blocks, strict=True)
     )
     return msgspec.structs.replace(found.image, blocks=blocks)
+
+
+def _of_another_version(made: _Made) -> Unsupported:
+    """Return the error for an image that another phosd can read."""
+    by = f"phosd {made.phosd[:40]}" if made.phosd else "another phosd"
+    return Unsupported(
+        f"the image was made by {by} in format {made.format}; this is phosd {__version__}, which "
+        f"reads format {FORMAT}",
+        hint=f"import it with {by} or a newer one",
+        reason=Reason.OTHER_FORMAT,
+    )
 
 
 def _no_image(what: str) -> ImageCorrupt:

@@ -9,6 +9,7 @@ it is whole; until then its end leaves nothing.
 import hashlib
 import mmap
 import os
+import threading
 from collections import defaultdict, deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -84,7 +85,8 @@ def import_image(
     require_room(node, size, options.limits)
     quota = options.limits.quota(options.owner)
     with node.store.begin(options.owner, quota, node.suspend_store.taken, size) as writer:
-        writer.reserve(found.file_bytes + found.device_bytes)
+        # How much of the memory other images have is known only when it has come.
+        writer.reserve(found.file_bytes + max(0, found.device_bytes - writer.shareable_bytes))
         progress.phase("receive", bytes_total=sum(chunk.length for chunk in found.chunks))
         stream.send(packed_map([True] * len(found.chunks)))
         places = _Receiver(node, found, writer, stream, progress).receive()
@@ -224,6 +226,7 @@ class _Receiver:
         self._progress = progress
         self._packs: list[Pack] = []
         self._end = 0
+        self._lock = threading.Lock()
         self._parts: defaultdict[int, list[tuple[Path, int]]] = defaultdict(list)
 
     def receive(self) -> dict[int, ChunkRef]:
@@ -251,8 +254,8 @@ class _Receiver:
                         self._stream.receive_into(view[HEADER : HEADER + chunk.length])
                     if point(Point.IMPORT_RECEIVE):
                         buffer[HEADER] ^= 1
-                    place = self._next_place(chunk.length) if number in in_memory else None
-                    begun.append(pool.submit(self._write, number, chunk, buffer, place))
+                    stored = number in in_memory
+                    begun.append(pool.submit(self._write, number, chunk, buffer, stored))
                     if len(begun) > _AHEAD:
                         take_first()
                 while begun:
@@ -277,15 +280,19 @@ class _Receiver:
 
     def _next_place(self, length: int) -> tuple[Pack, int]:
         """Return the place for the next chunk of device memory."""
-        if self._end + record_size(length) > CAPACITY:
-            self._packs.pop(0)
-            self._end = 0
-        offset, self._end = self._end, self._end + record_size(length)
-        return self._packs[0], offset
+        with self._lock:
+            if self._end + record_size(length) > CAPACITY:
+                self._packs.pop(0)
+                self._end = 0
+            offset, self._end = self._end, self._end + record_size(length)
+            return self._packs[0], offset
 
     def _write(
-        self, number: int, chunk: Chunk, buffer: mmap.mmap, place: "tuple[Pack, int] | None"
+        self, number: int, chunk: Chunk, buffer: mmap.mmap, stored: bool
     ) -> tuple[int, ChunkRef | None]:
+        """Write a chunk to the files that it is part of, and if it is to be ``stored`` as device
+        memory to a pack, unless another image of the owner's has it.
+        """
         with memoryview(buffer) as whole, whole[HEADER : HEADER + chunk.length] as content:
             if hashlib.sha256(content).hexdigest() != chunk.sha256:
                 raise ImageCorrupt(
@@ -294,10 +301,12 @@ class _Receiver:
                 )
             for path, offset in self._parts.get(number, ()):
                 self._write_part(path, offset, content)
-            if place is None:
+            if not stored:
                 return number, None
-            pack, offset = place
             digest = digest_buffer(self._key, content)[0]
+            if (known := self._writer.find(digest.hex())) is not None:
+                return number, known
+            pack, offset = self._next_place(chunk.length)
             fields = header_fields(self._writer.id, self._writer.owner, digest, chunk.length)
             whole[: len(fields)] = fields
             _write_all(pack.fd, whole[: record_size(chunk.length)], offset)
