@@ -5,8 +5,9 @@ import secrets
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from io import FileIO
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import click
 
@@ -51,15 +52,16 @@ def export(settings: Settings, image: str, file: Path, key: Path | None) -> None
 
 
 @contextmanager
-def _open(file: Path) -> Iterator[tuple[BinaryIO, Callable[[], None]]]:
+def _open(file: Path) -> Iterator[tuple[FileIO, Callable[[], None]]]:
     """Yield a file to write to, and what makes it whole: it gets its name then."""
     if file == STANDARD:
-        require_no_terminal(sys.stdout.buffer)
-        yield sys.stdout.buffer, sys.stdout.buffer.flush
+        require_no_terminal(sys.stdout)
+        with open(sys.stdout.fileno(), "wb", buffering=0, closefd=False) as out:
+            yield out, _nothing
         return
     if file.exists() and not file.is_file():  # a tape, or a pipe
-        with file.open("wb") as out:
-            yield out, out.flush
+        with file.open("wb", buffering=0) as out:
+            yield out, _nothing
         return
     if file.exists():
         raise CommandError("InvalidOption", f"{file} exists; remove it, or name another file")
@@ -76,10 +78,16 @@ def _open(file: Path) -> Iterator[tuple[BinaryIO, Callable[[], None]]]:
         partial.unlink(missing_ok=True)
 
 
+def _nothing() -> None:
+    """Nothing makes it whole but its last byte."""
+
+
 def _new(path: Path) -> Any:
     """Open a new file for its owner alone: an image has what is secret in a program."""
     try:
-        return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")
+        return os.fdopen(
+            os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb", buffering=0
+        )
     except OSError as error:
         raise CommandError(
             "Internal", f"no file can be made in {path.parent} ({error.strerror}); name another"

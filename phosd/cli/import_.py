@@ -1,9 +1,10 @@
 """Implement ``phos import``."""
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import FileIO
 from pathlib import Path
-from typing import BinaryIO
 
 import click
 
@@ -13,8 +14,8 @@ from phosd.cli.transferring import (
     STANDARD,
     dry_run,
     import_options,
+    require_no_terminal,
     run,
-    standard_input,
     tell,
     wanted,
 )
@@ -62,12 +63,14 @@ def import_(
 
 
 @contextmanager
-def _open(file: Path) -> Iterator[BinaryIO]:
+def _open(file: Path) -> Iterator[FileIO]:
     if file == STANDARD:
-        yield standard_input()
+        require_no_terminal(sys.stdin)
+        with open(sys.stdin.fileno(), "rb", buffering=0, closefd=False) as source:
+            yield source
         return
     try:
-        with file.open("rb") as source:
+        with file.open("rb", buffering=0) as source:
             yield source
     except (FileNotFoundError, PermissionError, IsADirectoryError) as error:
         raise CommandError(

@@ -3,7 +3,6 @@
 import dataclasses
 import os
 import pwd
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -119,8 +118,3 @@ def require_no_terminal(stream: Any) -> None:
     """Raise :class:`CommandError` rather than write an image to a terminal, or wait for one."""
     if os.isatty(stream.fileno()):
         raise CommandError("Usage", "an image is no text for a terminal; name a file, or a pipe")
-
-
-def standard_input() -> Any:
-    require_no_terminal(sys.stdin.buffer)
-    return sys.stdin.buffer

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Generic, Self, TypeVar
+from typing import Generic, Protocol, Self, TypeVar
 
 from phosd.errors import ImageCorrupt, Internal, NotAuthorized, PhosError
 from phosd.portable import (
@@ -168,33 +168,52 @@ class Sent:
         return cls(len(chunks), size, len(wanted), sum(chunks[n].length for n in wanted))
 
 
+class Reader(Protocol):
+    """A file to read from, unbuffered: one with a buffer cannot be closed while a thread waits for
+    what it reads.
+    """
+
+    def read(self, size: int, /) -> bytes | None: ...
+
+
+class Writer(Protocol):
+    """A file to write to, unbuffered for the same reason."""
+
+    def write(self, data: "bytes | memoryview", /) -> int | None: ...
+
+
 def write_to(
-    link: Link, file: BinaryIO, key: Path | None = None, finish: Callable[[], None] | None = None
+    link: Link, file: Writer, key: Path | None = None, finish: Callable[[], None] | None = None
 ) -> Sent:
     """Write the image that phosd sends to a file, signed with a ``key``, and ``finish`` it: phosd's
     job ends then.
     """
     head = received_head(link, key)
     chunks = head.contents.chunks
-    file.write(head.packed)
+    _write_all(file, head.packed)
     link.write(packed_map([True] * len(chunks)))
     for chunk in chunks:
-        file.write(link.read(chunk.length))
-    file.flush()
+        _write_all(file, link.read(chunk.length))
     if finish is not None:
         finish()
     link.write(DONE)
     return Sent.of(chunks, range(len(chunks)))
 
 
-def head_of(file: BinaryIO, name: str) -> Head:
+def _write_all(file: Writer, data: bytes) -> None:
+    left = memoryview(data)
+    while left:
+        left = left[file.write(left) or 0 :]
+
+
+def head_of(file: Reader, name: str) -> Head:
     """Read the head of an exported image. Raises :class:`ImageCorrupt` and what it is no image
     for.
     """
     return read_head(lambda count: _exactly(file, count, name))
 
 
-def send_from(link: Link, head: Head, file: BinaryIO, name: str) -> Sent:
+def send_from(link: Link, head: Head, file: Reader, name: str) -> Sent:
     """Send the image to phosd of which ``head`` was read from ``file``."""
     chunks = head.contents.chunks
     link.write(head.packed)
@@ -218,7 +237,7 @@ def send_head(link: Link, head: Head) -> None:
     link.wait_for_end()
 
 
-def _exactly(file: BinaryIO, count: int, name: str) -> bytes:
+def _exactly(file: Reader, count: int, name: str) -> bytes:
     parts: list[bytes] = []
     left = count
     while left:

@@ -106,7 +106,8 @@ class Orders(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     changes to keep, so that replaced memory files can be removed (cut tails are kept). ``folders``
     are those in which the owner is to make files, and ``identified`` files of which to return the
     inodes. ``needed`` are folders that are made if they are missing. ``copies`` are of open files,
-    which may have grown, and are not cut.
+    which may have grown, and are not cut. ``outputs_made`` are open files that are made anew,
+    empty, if they are missing, with the folders that they are in.
     """
 
     uid: int
@@ -127,6 +128,7 @@ class Orders(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     identified: tuple[str, ...] = ()
     needed: tuple[str, ...] = ()
     copies: tuple[Copied, ...] = ()
+    outputs_made: tuple[str, ...] = ()
 
 
 class Inode(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -272,7 +274,10 @@ def _perform(orders: Orders) -> Answer:
     problems: list[str] = []
     cuts: list[OpenFile] = []
     copied = {each.path for each in orders.copies}
+    made = [path for path in orders.outputs_made if not os.path.lexists(path)]
     for file in orders.open_files:
+        if file.path in made:
+            continue
         problem, cut = _examine(file, Policy.CUT if file.path in copied else orders.policy)
         problems += [problem] if problem else []
         cuts += [file] if cut and file.path not in copied else []
@@ -280,6 +285,7 @@ def _perform(orders: Orders) -> Answer:
     problems += filter(None, map(_examine_memory, orders.memory_files))
     problems += filter(None, map(_examine_mapped, orders.mapped_files))
     problems += filter(None, map(_examine_needed, orders.needed))
+    problems += filter(None, map(_examine_output, made))
     if problems or not orders.apply:
         return Answer(tuple(problems), inodes=inodes)
     changes: list[Change] = []
@@ -290,6 +296,8 @@ def _perform(orders: Orders) -> Answer:
             changes.append(_put_back(memory, source, orders.mark))
         for path in orders.needed:
             _make(Path(path), changes)
+        for path in made:
+            _make_output(Path(path), changes)
         for copy in orders.copies:
             _make_copy(copy, changes)
     except OSError as error:
@@ -399,6 +407,23 @@ def _make(folder: Path, changes: list[Change]) -> None:
     for each in reversed(missing):
         each.mkdir(mode=0o700)
         changes.append(Change(str(each), "", folder=True))
+
+
+def _examine_output(path: str) -> str:
+    """Return why a missing file of a program's output cannot be made; empty if it can."""
+    there = Path(path).parent
+    while not there.exists():
+        there = there.parent
+    if there.is_dir() and os.access(there, os.W_OK | os.X_OK):
+        return ""
+    return f"{path} is missing, and cannot be made in {there}"
+
+
+def _make_output(path: Path, changes: list[Change]) -> None:
+    _make(path.parent, changes)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+    os.close(os.open(path, flags, 0o600))
+    changes.append(Change(str(path), ""))
 
 
 def _examine_copy(file: Copied) -> str:

@@ -118,6 +118,7 @@ class TreeFiles:
             identified=tuple(self._replaced | {lock.path for lock in locks}),
             needed=socket_folders(self._tree.folder),
             copies=copies,
+            outputs_made=made_if_missing(details),
         )
 
 
@@ -127,6 +128,14 @@ def checkable(details: CpuDetails) -> tuple[OpenFile, ...]:
     replaced = {file.path for file in details.memory_files}
     there = (file for file in details.open_files if not file.path.startswith("/proc/"))
     return tuple(file for file in there if file.path not in replaced)
+
+
+def made_if_missing(details: CpuDetails) -> tuple[str, ...]:
+    """Return the open files that a restore makes anew where they are missing: the output of a
+    program from another machine.
+    """
+    outputs = (file.path for file in details.open_files if file.appended)
+    return tuple(dict.fromkeys(outputs)) if details.imported else ()
 
 
 def _require_unused(inodes: Sequence[Inode]) -> None:

@@ -114,7 +114,8 @@ class CpuDetails(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     ``privileged`` says why only root may restore it; empty if its owner may. ``tied_to_parent`` is
     the parent-death signal of the root (``PR_SET_PDEATHSIG``), or 0. ``devices`` are paths of the
-    GPU driver's devices, which restore opens anew.
+    GPU driver's devices, which restore opens anew. ``imported``: the image was
+    made on another machine; files that were only appended to are made anew where they are missing.
     """
 
     uid: int
@@ -131,3 +132,4 @@ class CpuDetails(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cgroups: Cgroups | None = None
     connections: tuple[Connection, ...] = ()
     devices: tuple[str, ...] = ()
+    imported: bool = False

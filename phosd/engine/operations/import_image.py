@@ -23,7 +23,7 @@ from phosd.engine.criu import file_worker
 from phosd.engine.criu.file_worker import Orders, Policy
 from phosd.engine.criu.restore import require_restorable
 from phosd.engine.criu.saved_tree import saved_trees
-from phosd.engine.criu.tree_files import checkable
+from phosd.engine.criu.tree_files import checkable, made_if_missing
 from phosd.engine.digest import digest_buffer
 from phosd.engine.faults import Point, point
 from phosd.engine.image import private_files
@@ -172,6 +172,7 @@ def _require_files(image: Manifest, cancellation: Cancellation | None) -> None:
             policy=Policy.CUT,
             open_files=checkable(details),
             mapped_files=details.mapped_files,
+            outputs_made=made_if_missing(msgspec.structs.replace(details, imported=True)),
         )
         file_worker.require_usable(file_worker.work(orders, cancellation=cancellation))
 
@@ -195,7 +196,7 @@ def _of_this_store(
     trees = []
     for tree in found.image.trees:
         assert tree.details is not None  # it was checked
-        details = replace(tree.details, cgroups=None)
+        details = replace(tree.details, cgroups=None, imported=True)
         trees.append(replace(tree, files=writer.seal(tree.folder), details=details))
     name = found.image.name
     return replace(
