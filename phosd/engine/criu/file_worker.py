@@ -22,6 +22,7 @@ from typing import Self
 
 import msgspec
 
+from phosd.engine.criu.build_ids import build_id
 from phosd.engine.criu.file_bytes import copy_sparse, digest
 from phosd.engine.image.cpu_manifest import MappedFile, MemoryFile, OpenFile
 from phosd.engine.job.cancellation import Cancellation
@@ -383,12 +384,15 @@ def _examine_memory(file: MemoryFile) -> str:
 
 
 def _examine_mapped(file: MappedFile) -> str:
-    """Check that a program or library exists and has its size (CRIU compares build-ids)."""
+    """Check that a program or library exists and has its size, and its build-id if it is known."""
     try:
-        size = Path(file.path).stat().st_size
+        same = Path(file.path).stat().st_size == file.size
+        if same and file.build_id and os.access(file.path, os.R_OK):
+            with _opened(os.path.realpath(file.path), os.O_RDONLY) as descriptor:
+                same = build_id(descriptor) == file.build_id
     except OSError as error:
         return f"{file.path}, which the program maps: {error.strerror}"
-    return "" if size == file.size else f"{file.path}, which the program maps, was replaced"
+    return "" if same else f"{file.path}, which the program maps, was replaced"
 
 
 def _examine_needed(path: str) -> str:

@@ -44,10 +44,15 @@ class MemoryFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class MappedFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A program or library file that is mapped; ``size`` in bytes. CRIU checks its build-id."""
+    """A program or library file that is mapped; ``size`` in bytes.
+
+    ``build_id`` in hex, of an image that was made on another machine; in others it is only in
+    CRIU's files, and CRIU checks it.
+    """
 
     path: str
     size: int
+    build_id: str = ""
 
 
 class EndpointKind(StrEnum):

@@ -12,11 +12,15 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar
 
+import msgspec
+
+from phosd.engine.criu.build_ids import noted
 from phosd.engine.digest import DigestKey, digest_buffer
 from phosd.engine.faults import Point, point
-from phosd.engine.image.manifest import CHUNK, ChunkRef, FileDigest
+from phosd.engine.image.manifest import CHUNK, ChunkRef, FileDigest, Manifest
 from phosd.engine.image.packs import HEADER, RECORD, read_record
 from phosd.engine.image.portable import PortableFile, PortableImage, portable
 from phosd.engine.image.private_files import file_digest
@@ -111,7 +115,7 @@ class _Source:
             progress.check()
         left = iter(portable_files)
         return portable(
-            manifest,
+            _with_build_ids(manifest, Path(f"/proc/self/fd/{self._image.folder}")),
             self._chunks,
             [[next(left) for _ in tree.files] for tree in manifest.trees],
             [[of_place[ref.pack, ref.offset] for ref in block.chunks] for block in manifest.blocks],
@@ -175,6 +179,22 @@ class _Source:
             f"{what} of image {self._image.manifest.id} is not what was saved",
             hint="the image can neither be restored nor passed on; delete it and check the disk",
         )
+
+
+def _with_build_ids(manifest: Manifest, folder: Path) -> Manifest:
+    """Return the manifest with the build-ids that CRIU's files in ``folder`` have."""
+    replace = msgspec.structs.replace
+    trees = []
+    for tree in manifest.trees:
+        details = tree.details
+        if details is not None:
+            ids = noted(folder / tree.folder)
+            mapped = (
+                replace(file, build_id=ids.get(file.path, "")) for file in details.mapped_files
+            )
+            details = replace(details, mapped_files=tuple(mapped))
+        trees.append(replace(tree, details=details))
+    return replace(manifest, trees=tuple(trees))
 
 
 def _ahead(work: Callable[[_Item], _Found], items: "Iterable[_Item]") -> Iterator[_Found]:

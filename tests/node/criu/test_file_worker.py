@@ -3,6 +3,8 @@
 import dataclasses
 import os
 import stat
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +12,9 @@ import msgspec
 import pytest
 
 from phosd.engine.criu import file_worker
+from phosd.engine.criu.build_ids import build_id
 from phosd.engine.criu.file_worker import Policy
+from phosd.engine.image.cpu_manifest import MappedFile
 from phosd.engine.program import tree
 from phosd.engine.system import procfs
 from phosd.errors import Internal, PhosError, Unsupported
@@ -202,3 +206,26 @@ def test_orders_of_any_length_are_read(tmp_path: Path, monkeypatch: pytest.Monke
     folders = tuple(f"{tmp_path}/{'x' * 90}/{number}" for number in range(3000))
     orders = file_worker.Orders(os.getuid(), os.getgid(), (), mark="", folders=folders)
     assert file_worker.work(orders, 30).closed == folders
+
+
+def test_another_build_of_a_library_is_told_by_its_id(tmp_path: Path) -> None:
+    """Also if it has the same size. A copy has the same id; what has none is compared by size."""
+    library = Path(os.path.realpath(sys.executable))
+    with library.open("rb") as file:
+        known = build_id(file.fileno())
+    told = subprocess.run(["readelf", "-n", library], capture_output=True, text=True, check=True)
+    assert known == told.stdout.partition("Build ID: ")[2].split()[0]
+    copy = tmp_path / "copy"
+    content = library.read_bytes()
+
+    def problems(data: bytes, wanted: str) -> tuple[str, ...]:
+        copy.write_bytes(data)
+        mapped = MappedFile(str(copy), len(content), wanted)
+        orders = file_worker.Orders(0, 0, (), mark="", mapped_files=(mapped,))
+        return file_worker.work(orders).problems
+
+    assert problems(content, known) == problems(content, "") == ()
+    other = content.replace(bytes.fromhex(known), bytes(len(known) // 2))
+    assert problems(other, "") == ()
+    for data in (other, bytes(len(content)), content[:5] + bytes(len(content) - 5)):
+        assert problems(data, known) == (f"{copy}, which the program maps, was replaced",)

@@ -45,7 +45,11 @@ from tests.support.samples import append, everything, manifest_of
 NOBODY = 65534
 PREFIX = struct.calcsize("<8sIIQ")
 MEMORY = b"\1" * CHUNK + bytes(CHUNK) + b"\2" * CHUNK + b"\1" * CHUNK + os.urandom(8192)
-FILES = {"pages-1.img": b"\3" * 5000 + bytes(3 * CHUNK) + b"\1" * CHUNK, "sub/empty.img": b""}
+FILES = {
+    "pages-1.img": b"\3" * 5000 + bytes(3 * CHUNK) + b"\1" * CHUNK,
+    "sub/empty.img": b"",
+    "files.img": bytes(8),
+}
 
 
 def core(user: int = 0, capabilities: int = 0) -> bytes:

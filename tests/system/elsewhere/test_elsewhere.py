@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from phosd.client.transfer import head_of
 from tests.support.harness import PROGRAMS, alive, parse, running, wait_until
 from tests.system.cli.test_json import check
 from tests.system.service.test_end_to_end import phos, phosd
@@ -38,6 +39,14 @@ def refused(bus: str, folder: Path, *words: str) -> dict[str, object]:
     assert done.returncode != 0, done.stdout
     error: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
     return error
+
+
+def build_ids(file: Path) -> dict[str, str]:
+    """What tells builds of the program's files apart, by path, in an exported image."""
+    with file.open("rb") as source:
+        manifest = json.loads(head_of(source, str(file)).manifest)
+    (tree,) = manifest["image"]["trees"]
+    return {each["path"]: each.get("build_id", "") for each in tree["details"]["mapped_files"]}
 
 
 def interrupted(bus: str, folder: Path, image: str) -> None:
@@ -79,6 +88,7 @@ def test_a_program_goes_on_elsewhere(bus: str, tmp_path: Path) -> None:
         check([told], "`phos export`, `phos import`, `phos push`, `phos pull`")
         assert (told["image"], told["sent_chunks"]) == (image, told["chunks"])
         assert file.stat().st_mode & 0o077 == 0
+        assert build_ids(file)[os.path.realpath(sys.executable)]
         assert "exists" in str(refused(bus, tmp_path, "export", image, str(file))["message"])
         interrupted(bus, tmp_path, image)
         pushed = phos(bus, tmp_path, "push", image, url, "--sign", str(key))[-1]
