@@ -136,6 +136,10 @@ void Checkpoint::restore(const ControlRequest& request) {
     require(std::none_of(saved_.begin(), saved_.end(),
                          [](const auto& memory) { return memory->imported; }),
             CUDA_ERROR_NOT_SUPPORTED);
+    for (const auto& move : to) {
+        const Config& config = rt.config();
+        Registry(config.folder, move.first, config.memory).release_all();
+    }
     known_ = gpus_of(request);
     for (int ordinal = 0; ordinal < rt.device_count(); ++ordinal) {
         Device& device = rt.device(ordinal);

@@ -201,6 +201,14 @@ void Registry::release(uint64_t inode) {
     ledger.save();
 }
 
+void Registry::release_all() {
+    Ledger ledger(folder_, path_);
+    const auto ours = [](const Record& record) { return record.token == own_token(); };
+    ledger.records.erase(std::remove_if(ledger.records.begin(), ledger.records.end(), ours),
+                         ledger.records.end());
+    ledger.save();
+}
+
 uint64_t Registry::used() {
     Ledger ledger(folder_, path_);
     const size_t before = ledger.records.size();

@@ -18,6 +18,8 @@ class Registry {
     // Claims `bytes` for the allocation `inode`; false when the GPU has no room for them.
     bool claim(uint64_t inode, uint64_t bytes);
     void release(uint64_t inode);
+    // Drops what this process has claimed: a restored one meets its own claims, as it was killed.
+    void release_all();
     uint64_t used();
     uint64_t total() const { return total_; }
 
