@@ -144,4 +144,4 @@ def free_device_memory(node: Node, gpu: GpuInfo) -> int:
     for mover in node.movers.running([gpu.ordinal]):
         if mover.alive:
             return mover.free_memory()[0]
-    return max(0, gpu.memory_total - (gpu.memory_used or 0) - context_bytes())
+    return gpu.memory_total - (gpu.memory_used or 0)

@@ -202,8 +202,8 @@ class _Admission:
         """
         manifest = self._manifest
         yield from same_machine(manifest, self._node.criu)
-        yield "GPUs", self._place
         yield from self._cpu.admission()
+        yield "GPUs", self._place  # the program has ended, whose memory fills them otherwise
         if self._placement is None:
             return
         needs = blocks_need(manifest, self._placement.moves)

@@ -10,6 +10,7 @@ import pytest
 from phosd.engine import Node
 from phosd.engine.image.manifest import Manifest
 from phosd.engine.job.progress import Progress
+from phosd.engine.node.gpus import list_gpus
 from phosd.engine.operations import restore as restore_module
 from phosd.engine.operations.checkpoint import CheckpointOptions, checkpoint
 from phosd.engine.operations.migrate import MigrateOptions, migrate
@@ -21,7 +22,7 @@ from phosd.errors import GpuMismatch, InvalidOption, OutOfMemory
 from tests.node.checkpoint_restore.conftest import Starter
 from tests.node.checkpoint_restore.cycle import AFTER, Undisturbed, check, save
 from tests.support.gpu_memory import taken
-from tests.support.harness import Target, alive
+from tests.support.harness import Target, alive, moved_to
 
 MODES = ["concurrent", "driver"]
 pytestmark = pytest.mark.usefixtures("two_gpus")
@@ -89,6 +90,23 @@ def test_two_gpus_change_places(
     come_back(node, target, image, "0:1,1:0", undisturbed)
     assert gpus(node, target) == (0, 1)
     come_back(node, target, saved(node, target, mode), "", undisturbed)
+
+
+def test_without_the_hook(node: Node, start: Starter, undisturbed: Undisturbed) -> None:
+    target = start("single", hooked=False)
+    target.wait_for_steps(5)
+    image = saved(node, target, "driver")
+    assert restored_on(node, target, image, moved_to(1), undisturbed) == {1}
+    image = saved(node, target, "auto")
+    assert restored_on(node, target, image, "", undisturbed) == {1}
+
+
+def restored_on(
+    node: Node, target: Target, image: Manifest, gpu: str, undisturbed: Undisturbed
+) -> set[int]:
+    """Restore it there; the GPUs on which anybody sees the target then."""
+    come_back(node, target, image, gpu, undisturbed)
+    return {each.ordinal for each in list_gpus() if target.pid in each.pids}
 
 
 def test_a_gpu_with_room_is_found(
