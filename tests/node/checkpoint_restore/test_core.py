@@ -120,6 +120,7 @@ def test_processes_that_share_device_memory_are_restored_together(
     run_cycle(node, start("shared_pair"), "stop", undisturbed)
 
 
+@pytest.mark.rotated(of=3)
 @pytest.mark.parametrize("mode", ["stop", "concurrent", "recopy"])
 def test_what_another_program_has_is_not_stored_again(
     mode: str, node: Node, start: Starter, undisturbed: Undisturbed
