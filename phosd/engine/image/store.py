@@ -166,6 +166,11 @@ class Store(StoreFolder):
                 self.reservations[writer.id] = SpaceReservation(owner, size.total)
             return writer
 
+    def shareable_bytes(self, owner: int) -> int:
+        """Return the bytes that a new image need not store, at most, as other images have them."""
+        with self.locked():
+            return self._index.known(owner, self.tiers[0], self.list()).byte_count
+
     def distrust(self, number: int) -> None:
         """Mark a pack in which a damaged chunk was found: images that are begun from now on store
         the chunks that they would have shared.

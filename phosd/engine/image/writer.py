@@ -6,6 +6,7 @@ import os
 import re
 import secrets
 import shutil
+import threading
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -20,13 +21,13 @@ from phosd.engine.image.chunk_index import KnownChunks
 from phosd.engine.image.folder import StoreFolder
 from phosd.engine.image.mac import sealed
 from phosd.engine.image.manifest import MAX_MANIFEST, ChunkRef, FileDigest, Manifest
-from phosd.engine.image.packs import CAPACITY, pack_count
+from phosd.engine.image.packs import CAPACITY, RECORD, pack_count
 from phosd.engine.image.quota import SpaceReservation, require_within
 from phosd.engine.image.spares import fitting
 from phosd.engine.image.tier import MANIFEST, Tier
 from phosd.engine.image.usage import file_bytes, pack_bytes, pack_ends
 from phosd.engine.image.validate import check_manifest, valid_relative
-from phosd.errors import Internal, InvalidOption, Reason, Unsupported
+from phosd.errors import Internal, InvalidOption, OutOfSpace, Reason, Unsupported
 
 _SYNC_THREADS = 8
 _STAMP = "%Y%m%dT%H%M%S"
@@ -88,6 +89,10 @@ class ImageWriter:
         self._packs: dict[int, Pack] = {}
         self._finished = False
         self._ended: Callable[[], object] = lambda: None
+        self._claimed = 0
+        self._claiming = threading.Lock()
+        self.room: int | None = None
+        """The bytes of the disk for chunks, if not everything fits; None if it does."""
         self._stored: dict[str, ChunkRef] = {}
         while True:
             self.id = next_id(store.image_names(), time.time())
@@ -130,6 +135,20 @@ class ImageWriter:
             require_within(
                 self._quota, self.id, self._store.reservations, self._published(), others
             )
+
+    def claim(self, chunk_count: int) -> None:
+        """Say that so many chunks more are going to be stored, before they are. Raises
+        :class:`OutOfSpace` if the disk has no room for them.
+        """
+        with self._claiming:
+            self._claimed += chunk_count * RECORD
+            if self.room is not None and self._claimed > self.room:
+                room = max(0, self.room) / 1e9
+                raise OutOfSpace(
+                    f"image {self.id} has {self._claimed / 1e9:.2f} GB that no other image of uid"
+                    f" {self.owner} has, and the disk has room for {room:.2f} GB",
+                    hint="delete images (`phos rm`), or put state_dir on a larger disk",
+                )
 
     def packs(self, chunk_count: int) -> list[Pack]:
         """Create empty packs for ``chunk_count`` chunks, which one mover fills in parallel.

@@ -1,7 +1,7 @@
 """Check for room before an operation touches anything: disk, host memory, device memory."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from phosd.engine.image.store import ExpectedSize
 from phosd.engine.node.gpus import GpuInfo, used_by
@@ -45,11 +45,15 @@ UNLIMITED = DiskLimits()
 
 @dataclass(frozen=True)
 class Needs:
-    """Estimates in bytes: ``host`` memory during the stop, CRIU's files, the GPU's chunks."""
+    """Estimates in bytes: ``host`` memory during the stop, CRIU's files, the GPU's chunks.
+
+    ``room``: of the disk for chunks, if not all of them fit; None if they do.
+    """
 
     host: int
     cpu: int
     gpu: int
+    room: int | None = None
 
     @property
     def image(self) -> ExpectedSize:
@@ -63,22 +67,35 @@ def check_space(
     """Estimate what a checkpoint needs.
 
     Raises :class:`OutOfSpace` or :class:`OutOfMemory` if the disk or host memory does not suffice.
+    Where not everything fits, it may be that enough of it is in other images of the owner. How much
+    is known in the stop (:meth:`ImageWriter.claim`).
     """
     needs = _estimate(group, mode)
-    require_room(node, needs.image, limits)
+    room = _room(node, limits) - needs.image.files
+    least = needs.gpu
+    if needs.gpu > room:
+        least = max(0, needs.gpu - node.store.shareable_bytes(group.owner))
+        needs = replace(needs, room=room)
+    require_room(node, replace(needs.image, chunks=least), limits)
     require_host_memory(needs.host)
     return needs
 
 
+def _room(node: Node, limits: DiskLimits) -> int:
+    """Return the bytes that the disk has for images."""
+    free = node.store.free_bytes() - node.store.write_back.pending_bytes()
+    return free - limits.kept_free.of(node.store.disk_bytes())
+
+
 def require_room(node: Node, image: ExpectedSize, limits: DiskLimits = UNLIMITED) -> None:
     """Raise :class:`OutOfSpace` unless the disk has room for an image."""
-    free = node.store.free_bytes() - node.store.write_back.pending_bytes()
-    kept = limits.kept_free.of(node.store.disk_bytes())
-    if image.total + kept > free:
+    room = _room(node, limits)
+    if image.total > room:
+        kept = limits.kept_free.of(node.store.disk_bytes())
         least = f", of which {_gb(kept)} stay free (min_free)" if kept else ""
         raise OutOfSpace(
             f"the image needs about {_gb(image.total)}, {node.store.state} has"
-            f" {_gb(free)} free{least}",
+            f" {_gb(room + kept)} free{least}",
             hint="delete images (`phos rm`), or put state_dir on a larger disk",
         )
 

@@ -12,7 +12,8 @@ import msgspec
 import pytest
 
 from phosd.engine.criu.program import Criu
-from phosd.engine.image.manifest import Host, Manifest
+from phosd.engine.image.manifest import CHUNK, Host, Manifest
+from phosd.engine.image.packs import RECORD
 from phosd.engine.node import machine
 from phosd.engine.node import staging as staging_module
 from phosd.engine.node.machine import require_same_machine
@@ -27,6 +28,7 @@ from phosd.engine.operations.admission import (
 from phosd.engine.program.group import CheckpointGroup
 from phosd.engine.system.host_memory import available_memory
 from phosd.errors import Busy, DriverTooOld, OutOfMemory, OutOfSpace, Unsupported
+from tests.support.samples import publish
 
 Room = namedtuple("Room", "f_bavail f_frsize")
 
@@ -119,8 +121,9 @@ def test_sockets_of_every_user_have_a_place(node: Node) -> None:
 
 
 @pytest.fixture
-def group(tmp_path: Path) -> CheckpointGroup:
+def group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CheckpointGroup:
     """A group without processes: its needs are what a test says."""
+    monkeypatch.setattr(CheckpointGroup, "owner", 1000)
     return CheckpointGroup(tmp_path, lambda tree: None)
 
 
@@ -138,6 +141,24 @@ def test_a_disk_that_is_too_small(
     with pytest.raises(OutOfSpace, match=r"needs about .* GB") as raised:
         check_space(node, group, "stop")
     assert str(node.store.state) in str(raised.value)
+
+
+def test_what_other_images_have_needs_no_room(
+    node: Node, group: CheckpointGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """How much of it they have is known later, and held against the room again."""
+    monkeypatch.setattr(node.store, "free_bytes", lambda: admission._SPARE + 3 * RECORD)
+    needs(monkeypatch, gpu=4 * RECORD)
+    with pytest.raises(OutOfSpace, match=r"needs about 0\.1 GB"):
+        check_space(node, group, "stop")
+    publish(node.store, bytes(CHUNK) + b"\1" * CHUNK, owner=1000)
+    assert check_space(node, group, "stop").room == 3 * RECORD
+    with node.store.begin(1000) as writer:
+        writer.claim(4)
+        writer.room = 6 * RECORD
+        writer.claim(2)
+        with pytest.raises(OutOfSpace, match=r"has 0\.01 GB that no other image"):
+            writer.claim(1)
 
 
 @pytest.mark.parametrize(

@@ -236,6 +236,7 @@ class Mover:
         """
         wanted = {digest.hex() for parts in digests.values() for digest in parts}
         known = [ref for digest in wanted if (ref := writer.find(digest)) is not None]
+        writer.claim(len(wanted) - len(known))
         packs = enough(writer, packs, len(wanted) - len(known))
         request = wire.Save(
             blocks=[(key, b"".join(parts)) for key, parts in digests.items()],

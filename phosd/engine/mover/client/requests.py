@@ -71,7 +71,9 @@ class DrainSource:
             parts = (b"".join(digests[key]), bytes(wanted[key]), numbers)
             return wire.DrainedBlock(key, first_chunk, *parts)
 
-        filled = enough(writer, packs, sum(map(sum, wanted.values())))
+        count = sum(map(sum, wanted.values()))
+        writer.claim(count)
+        filled = enough(writer, packs, count)
         request = wire.Drain(
             chunk_maps=[
                 wire.DrainedBoard(
@@ -141,6 +143,7 @@ class Copies:
         wanted = list(dict.fromkeys(chunks))
         new = sum(chunk not in self._places for chunk in wanted)
         taken = sum(-(-used // RECORD) for used in self._used)
+        self._writer.claim(new)
         self._packs = enough(self._writer, self._packs, taken + new)
         self._used += [0] * (len(self._packs) - len(self._used))
         places = (self._places.get(chunk, (-1, 0)) for chunk in wanted)

@@ -147,7 +147,11 @@ class _Checkpoint:
             writer.reserve(needs.cpu + max(0, needs.gpu - writer.shareable_bytes))
             if node.store.memory not in (None, writer.tier):
                 progress.note("written to the disk at once: the memory tier has no room for it")
-            node.store.spares.preallocate(needs.gpu, writer.tier)
+            writer.room = needs.room
+            node.store.spares.preallocate(
+                needs.gpu if needs.room is None else max(0, needs.gpu - writer.shareable_bytes),
+                writer.tier,
+            )
             in_use = bytes_in_use(group)
             kept = tuple(map(node.movers.mover, sorted(in_use)))
             publication = Publication(
