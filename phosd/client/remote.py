@@ -135,7 +135,7 @@ class Remote:
             raise ImageCorrupt(f"phosd names an image {image!r}", hint="it is of another version")
         before = self._one_of(image, head)
         sizes = self._files.sizes("packs")
-        known = self._places(sizes)
+        known = self._places(chunks, sizes)
         packs = list(_packs(chunks, [n for n, c in enumerate(chunks) if c.sha256 not in known]))
         left = [pack for pack in packs if sizes.get(pack.name) != pack.size]
         wanted = [number for pack in left for number in pack.numbers]
@@ -155,7 +155,7 @@ class Remote:
             )
             text = msgspec.json.encode(index)
             self._files.write(f"index/{image}-{hashlib.sha256(text).hexdigest()}.json", text)
-        if before is None or (head.signature and before.signature != head.signature):
+        if before is None or (head.signature and before.packed != head.packed):
             self._files.write(f"images/{image}.phos", head.packed)
         link.write(DONE)
         return Sent.of(chunks, wanted)
@@ -163,7 +163,7 @@ class Remote:
     def source(self, head: Head) -> "Source":
         """Return where the chunks of an image are. Raises :class:`RemoteFailed` if not all are."""
         contents = head.contents
-        places = self._places(self._files.sizes("packs"))
+        places = self._places(contents.chunks, self._files.sizes("packs"))
         missing = sum(chunk.sha256 not in places for chunk in contents.chunks)
         if missing:
             raise RemoteFailed(
@@ -184,15 +184,17 @@ class Remote:
             before = _head(data)
         except ImageCorrupt:  # it was not written as a whole
             return None
-        if before.manifest != head.manifest:
+        # The manifest of another version of phosd may say the same in other words.
+        if before.contents.chunks != head.contents.chunks:
             raise InvalidOption(
                 f"there is another image {image} at {self.url}, which another phosd has made",
                 hint="push it to another place",
             )
         return before
 
-    def _places(self, sizes: Mapping[str, int]) -> dict[str, _Place]:
-        """Return where each chunk is that is in a pack of these sizes."""
+    def _places(self, chunks: Sequence[Chunk], sizes: Mapping[str, int]) -> dict[str, _Place]:
+        """Return where those of the chunks are that are in packs of these sizes, by SHA-256."""
+        meant = frozenset(chunk.sha256 for chunk in chunks)
         found: dict[str, _Place] = {}
         indexes = sorted(filter(_INDEX.fullmatch, self._files.sizes("index")))
         with ThreadPoolExecutor(_INDEXES_AT_ONCE) as pool:
@@ -206,7 +208,8 @@ class Remote:
                         continue
                     offset = 0
                     for chunk in pack.chunks:
-                        found.setdefault(chunk.sha256, _Place(pack.name, offset))
+                        if chunk.sha256 in meant:
+                            found.setdefault(chunk.sha256, _Place(pack.name, offset))
                         offset += chunk.length
         return found
 

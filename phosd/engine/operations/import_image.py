@@ -50,6 +50,8 @@ from phosd.portable import Chunk, packed_map, read_head
 _THREADS = min(8, os.cpu_count() or 1)
 _AHEAD = 2 * _THREADS
 """Chunks that have come and are not written yet."""
+_RESERVED_AT_ONCE = 1 << 30
+"""Bytes that have come between two looks at the quota."""
 _SPARE = 1 << 20
 """Bytes that the names and folders of CRIU's files take."""
 
@@ -84,9 +86,11 @@ def import_image(
     size = ExpectedSize(found.file_bytes + _SPARE, found.device_bytes)
     require_room(node, size, options.limits)
     quota = options.limits.quota(options.owner)
-    with node.store.begin(options.owner, quota, node.suspend_store.taken, size) as writer:
+    # On the disk: in memory others would wait for the room as long as the bytes take to come.
+    with node.store.begin(options.owner, quota, node.suspend_store.taken) as writer:
         # How much of the memory other images have is known only when it has come.
         writer.reserve(found.file_bytes + max(0, found.device_bytes - writer.shareable_bytes))
+        writer.reserve(0)  # what comes is reserved as it comes
         progress.phase("receive", bytes_total=sum(chunk.length for chunk in found.chunks))
         stream.send(packed_map([True] * len(found.chunks)))
         places = _Receiver(node, found, writer, stream, progress).receive()
@@ -227,6 +231,7 @@ class _Receiver:
         self._progress = progress
         self._packs: list[Pack] = []
         self._end = 0
+        self._arrived = self._reserved = 0
         self._lock = threading.Lock()
         self._parts: defaultdict[int, list[tuple[Path, int]]] = defaultdict(list)
 
@@ -246,6 +251,7 @@ class _Receiver:
                 places[number] = ref
                 self._writer.add([ref])
             self._progress.advance(self._found.chunks[number].length)
+            self._reserve(self._found.chunks[number].length)
 
         with private_files.space_errors(what), ThreadPoolExecutor(_THREADS) as pool:
             try:
@@ -264,6 +270,13 @@ class _Receiver:
             finally:
                 pool.shutdown(cancel_futures=True)
         return places
+
+    def _reserve(self, size: int) -> None:
+        """Count bytes towards the quota, every now and then: the store's images are looked at."""
+        self._arrived += size
+        if self._arrived >= self._reserved + _RESERVED_AT_ONCE:
+            self._reserved = self._arrived
+            self._writer.reserve(self._arrived)
 
     def _make_files(self) -> None:
         """Make CRIU's files, full of zeros, and note which parts of them each chunk is."""

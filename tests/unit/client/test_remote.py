@@ -97,6 +97,16 @@ def test_another_image_of_the_same_id_is_not_overwritten(remote: Remote) -> None
     assert pulled(remote) == parts(1)
 
 
+def test_the_same_image_in_other_words_is_the_same(remote: Remote) -> None:
+    """A newer phosd may have more to say of it."""
+    image = Image(FIRST, parts(1))
+    pushed(remote, image)
+    before = image.head
+    image.head = Head(image.head.manifest.replace(b"{", b'{"more": 1, ', 1))
+    assert pushed(remote, image).sent_chunks == 0
+    assert remote.head(FIRST) == before
+
+
 def test_a_signature_is_added_and_not_lost(remote: Remote) -> None:
     image = Image(FIRST, parts(1))
     pushed(remote, image)
