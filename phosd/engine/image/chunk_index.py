@@ -45,7 +45,8 @@ class KnownChunks:
     def find(self, digest: str) -> ChunkRef | None:
         """Return the place of the chunk with this digest (hex); None if there is none."""
         ref = self._refs.get(digest)
-        return ref if ref is not None and _end(ref) <= self.packs.get(ref.pack, 0) else None
+        # Records do not overlap: one that begins before the end of another ends there at the latest.
+        return ref if ref is not None and ref.offset < self.packs.get(ref.pack, 0) else None
 
     @property
     def byte_count(self) -> int:
@@ -159,9 +160,7 @@ def _add(owned: _Owned, image: Manifest) -> None:
     for block in image.blocks:
         for ref in block.chunks:
             owned.refs[ref.digest] = ref
-            ends[ref.pack] = max(ends.get(ref.pack, 0), _end(ref))
+            end = ref.offset + record_size(ref.length)
+            if end > ends.get(ref.pack, 0):
+                ends[ref.pack] = end
     owned.ends[image.id] = ends
-
-
-def _end(ref: ChunkRef) -> int:
-    return ref.offset + record_size(ref.length)

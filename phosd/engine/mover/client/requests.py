@@ -187,10 +187,11 @@ def redundant(digests: Mapping[int, Sequence[bytes]], writer: ImageWriter) -> di
     By key, in the order of ``digests``; blocks without such chunks are left out.
     """
     seen: set[bytes] = set()
+    find = writer.find
     found: dict[int, list[int]] = {}
     for key, parts in digests.items():
         for index, digest in enumerate(parts):
-            if digest in seen or writer.find(digest.hex()) is not None:
+            if digest in seen or find(digest.hex()) is not None:
                 found.setdefault(key, []).append(index)
             else:
                 seen.add(digest)
