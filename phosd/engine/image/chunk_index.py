@@ -45,7 +45,7 @@ class KnownChunks:
     def find(self, digest: str) -> ChunkRef | None:
         """Return the place of the chunk with this digest (hex); None if there is none."""
         ref = self._refs.get(digest)
-        # Records do not overlap: one that begins before the end of another ends there at the latest.
+        # Records do not overlap: what begins before the end of another one ends there at latest.
         return ref if ref is not None and ref.offset < self.packs.get(ref.pack, 0) else None
 
     @property
