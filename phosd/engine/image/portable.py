@@ -30,6 +30,8 @@ _MODES = ("concurrent", "recopy", "stop", "driver")
 _MOST_GPUS = 64
 _MOST_COMMAND = 12 << 10
 """Most characters of a program's path and command line: as many as a checkpoint records."""
+_MOST_WORDS = 1000
+"""Most characters of what is said in a few words."""
 _MOST_CHARACTERS = 8 << 10
 """Of any text."""
 _LAST = (1 << 63) - 1
@@ -211,6 +213,7 @@ def _check_image(image: Manifest, demand: _Demand) -> None:
     most = max(len(image.gpus), len(image.host.gpus))
     demand(most <= _MOST_GPUS, "names more GPUs than a machine has")
     for gpu in image.gpus:
+        demand(len(gpu.chip) <= _MOST_WORDS, "names a GPU that nobody makes")
         demand(0 <= gpu.ordinal < 1 << 16 and gpu.memory >= 0, f"describes no GPU {gpu.ordinal}")
     demand(0 <= image.host.driver < 1 << 31, "names no driver")
     for tree in image.trees:
@@ -221,6 +224,8 @@ def _check_image(image: Manifest, demand: _Demand) -> None:
             raise _no_image(f"says nothing about the tree of pid {tree.root}")
         ids = (details.uid, details.gid, *details.groups)
         demand(all(0 <= each <= _LAST_USER for each in ids), f"gives pid {tree.root} no user")
+        opened = {(file.pid, file.descriptor) for file in details.open_files}
+        demand(len(opened) == len(details.open_files), "has two files open by one number")
         demand(0 <= details.tied_to_parent < signal.NSIG, f"ties pid {tree.root} to no signal")
     demand(
         len({tree.folder for tree in image.trees}) == len(image.trees), "has trees in one folder"
@@ -255,7 +260,7 @@ def _values(image: Manifest) -> Iterator[object]:
 def _is_plain(value: object) -> bool:
     if isinstance(value, str):
         return len(value) <= _MOST_CHARACTERS and "\0" not in value
-    return not isinstance(value, int | float) or -1 <= value <= _LAST
+    return not isinstance(value, int | float) or -_LAST <= value <= _LAST
 
 
 def _somewhere(found: PortableImage, number: int) -> ChunkRef:

@@ -267,6 +267,13 @@ HOSTILE: dict[str, Callable[[dict[str, Any]], object]] = {
     "a user that is none": _process(uid=1 << 32),
     "a pid that is none": _process(pid=0),
     "a long command": _process(command=["x" * 20_000]),
+    "outputs without end": _details(
+        open_files=[
+            {"pid": 7, "descriptor": 1, "path": f"/{n}", "flags": 1, "size": 0, "mtime_ns": 0}
+            for n in range(3)
+        ]
+    ),
+    "a text without end": _image(why="x" * 9000),
     "another user in the details": _details(uid=-2),
     "something unknown": _image(more=1),
     "another type": _image(processes={}),
