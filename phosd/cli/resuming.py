@@ -136,5 +136,7 @@ def resumed(
             raise
         settings.note(f"phos: {_label(image)} is still there; the same command goes on from it")
         sys.exit(early.exit_code)
+    for note in job.notes:
+        settings.note(f"phos: {note}")
     settings.note(f"phos: {_label(image)} goes on as process {job.result}")
     return RestoredProgram(int(job.result), known, end)
