@@ -84,14 +84,14 @@ class Head:
             ) from error
 
 
-def read_head(read: Callable[[int], bytes]) -> Head:
-    """Read a head with ``read``, which returns as many bytes as it is asked for.
+def read_head(read: Callable[[int], bytes], what: str = "what was sent") -> Head:
+    """Read a head with ``read``, which returns as many bytes as it is asked for, of ``what``.
 
     Raises :class:`ImageCorrupt`, and :class:`Unsupported` if a newer phosd has written it.
     """
     magic, made_as, signature, manifest = _PREFIX.unpack(read(_PREFIX.size))
     if magic != _MAGIC:
-        raise ImageCorrupt("what was sent is not the image of a phosd", hint=_FOREIGN)
+        raise ImageCorrupt(f"{what} is not the image of a phosd", hint=_FOREIGN)
     require_format(made_as)
     if manifest > MAX_MANIFEST or signature > MAX_SIGNATURE:
         raise ImageCorrupt(

@@ -36,13 +36,14 @@ def export(settings: Settings, image: str, file: Path, key: Path | None) -> None
     """
     from phosd.client.transfer import Link, Sent, write_to
 
+    name = "standard output" if file == STANDARD else str(file)
     image = resolve(settings, image)
     with _open(file) as (out, finish):
 
         def work(link: Link) -> Sent:
             return write_to(link, out, key, finish)
 
-        job, sent = run(settings, str(file), work, "Export", image, {})
+        job, sent = run(settings, name, work, "Export", image, {})
     tell(settings, image, sent)
     if file == STANDARD:
         settings.note(f"image {image} was exported in {summary(job)}")

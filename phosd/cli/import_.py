@@ -45,17 +45,18 @@ def import_(
     """
     from phosd.client.transfer import Link, Sent, head_of, send_from
 
+    name = "standard input" if file == STANDARD else str(file)
     given = wanted(anyway, owner, trust)
     with _open(file) as source:
-        head = head_of(source, str(file))
+        head = head_of(source, name)
         if dry_run_only:
             dry_run(settings, head, given)
             return
 
         def work(link: Link) -> Sent:
-            return send_from(link, head, source, str(file))
+            return send_from(link, head, source, name)
 
-        job, sent = run(settings, str(file), work, "Import", given)
+        job, sent = run(settings, name, work, "Import", given)
     tell(settings, job["Result"], sent)
     if not settings.json:
         settings.note(f"image {job['Result']} is here, after {summary(job)}")

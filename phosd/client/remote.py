@@ -92,6 +92,8 @@ class Remote:
     def __init__(self, url: str) -> None:
         self.url = url
         self._files = RemoteFiles(url)
+        self.begun = False
+        """Whether a push has begun to send: what has come as a whole stays."""
 
     def images(self) -> list[str]:
         """Return the ids of the images there, oldest first."""
@@ -140,6 +142,7 @@ class Remote:
         left = [pack for pack in packs if sizes.get(pack.name) != pack.size]
         wanted = [number for pack in left for number in pack.numbers]
         asked = frozenset(wanted)
+        self.begun = True
         link.write(packed_map([number in asked for number in range(len(chunks))]))
 
         def contents_of() -> Iterator[tuple[str, bytes]]:

@@ -210,7 +210,18 @@ def head_of(file: Reader, name: str) -> Head:
     """Read the head of an exported image. Raises :class:`ImageCorrupt` and what it is no image
     for.
     """
-    return read_head(lambda count: _exactly(file, count, name))
+    first = file.read(1)
+    if not first:
+        raise ImageCorrupt(
+            f"{name} is empty: no image has come", hint="see why it could not be exported"
+        )
+    left = [first]
+
+    def read(count: int) -> bytes:
+        before = left.pop() if left else b""
+        return before + _exactly(file, count - len(before), name)
+
+    return read_head(read, name)
 
 
 def send_from(link: Link, head: Head, file: Reader, name: str) -> Sent:

@@ -24,8 +24,9 @@ class Transfers:
     loop only.
 
     phosd opens no file and no address for a user: the bytes go over a socket at which the caller
-    listens (docs/reference/portable-format.md). A user has one transfer at a time, and others wait:
-    one that stands still must not keep the slots of jobs from others.
+    listens (docs/reference/portable-format.md). A user has one export and one
+    import at a time, and others wait: one that stands still must not keep the slots of jobs from
+    others.
     """
 
     def __init__(
@@ -104,6 +105,6 @@ class Transfers:
         work: Callable[[Progress], Outcome],
         token: str,
     ) -> str:
-        claims = frozenset((f"transfers of uid {caller.uid}",))
+        claims = frozenset((f"{operation}s of uid {caller.uid}",))
         task = Task(operation, target, caller.uid, claims, work, token=token, queue=True)
         return job_path(self._jobs.submit(task, self._write_down))

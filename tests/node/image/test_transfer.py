@@ -436,3 +436,9 @@ def test_a_manifest_of_a_large_image_is_small(here: Store) -> None:
     found = parsed(parts(exported(here, image.id))[0].manifest)
     assert isinstance(found, PortableImage)
     assert len(msgspec.json.encode(found.chunks[0])) < 80
+
+
+def test_what_is_no_image_is_named() -> None:
+    for text, said in ((b"", "it is empty"), (b"PHOS", "it ends"), (b"x" * 99, "it is not the")):
+        with pytest.raises(ImageCorrupt, match=f"^{said}"):
+            head_of(io.BytesIO(text), "it")
