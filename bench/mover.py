@@ -174,7 +174,7 @@ def manifest(writer: ImageWriter, saved: Chunks, size: int) -> Manifest:
         mode="stop",
         owner=writer.owner,
         host=Host("", "", "", 0, ()),
-        gpus=(Gpu(0, "", "", 0),),
+        gpus=(Gpu(0, "GPU-00000000-0000-0000-0000-000000000000", "", 0),),
         trees=(Tree(1, "none", ()),),
         processes=(process,),
         blocks=tuple(blocks),

@@ -106,6 +106,12 @@ def call(name: str, *arguments: Any, about: str = "") -> Any:
     return values[0] if len(values) == 1 else tuple(values)
 
 
+def check(name: str, status: int, about: str = "") -> None:
+    """Raise a typed error unless ``status``, which driver function ``name`` returned, is 0."""
+    if status:
+        raise _error(name, driver().CUresult(status), about)
+
+
 def _error(name: str, status: Any, about: str) -> PhosError:
     what = f"{name}{f' for {about}' if about else ''} failed: {status.name}"
     kinds: dict[str, tuple[type[PhosError], str]] = {

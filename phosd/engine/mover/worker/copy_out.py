@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from itertools import cycle, islice
+from itertools import accumulate, cycle, islice
 from typing import Any, NamedTuple, Self
 
 from phosd.engine.digest import SIZE, digest_ranges, split
@@ -37,6 +37,7 @@ from phosd.engine.mover.worker.transfer import (
     reopen_direct,
     runs,
 )
+from phosd.engine.mover.worker.window_copy import PackFile
 from phosd.engine.system.cuda import call
 from phosd.errors import OutOfSpace
 
@@ -94,6 +95,8 @@ class _Work(NamedTuple):
     moves: Sequence[_Move]
     proven: Sequence[bytes] | None = None
     left: "OnLeft | None" = None
+    staged: bool = False
+    """Whether what goes through the ring is still in the staging slot."""
 
 
 @dataclass
@@ -203,7 +206,10 @@ class CopyOut:
 
         ``left`` is called on another thread once they have left the device; it waits for no writer.
         """
-        work = self._straight(slot, items) if self._by_copy_engines else self._staged(slot, items)
+        if self._by_copy_engines:
+            work = self._straight(slot, items)
+        else:
+            work = self._staged(slot, items, stay=left is None)
         if left is None:
             self._workers.submit(self._finish, work)
         else:
@@ -221,19 +227,22 @@ class CopyOut:
         work = self._straight(slot, items)._replace(proven=digests, left=left)
         self._workers.submit(self._finish, work)
 
-    def _staged(self, slot: Slot, items: Sequence[Item]) -> _Work:
-        """Start copying chunks to the staging slot, hashing them there, and on to the host."""
+    def _staged(self, slot: Slot, items: Sequence[Item], *, stay: bool) -> _Work:
+        """Start copying chunks to the staging slot, hashing them there, and on to the host. With
+        ``stay`` those for packs that are not pinned stay there until they are written.
+        """
         bus, stager = next(self._buses), next(self._stagers)
         with self._starting(slot, bus, stager):
             self._stage(slot, items, stager)
             moves = self._moves(slot, items)
             call("cuStreamWaitEvent", bus, slot.staged, 0)
-            for run, address, _, _ in moves:
-                source = slot.staging + run.slot_offset
-                call("cuMemcpyDtoHAsync", address, source, run.size, bus)
+            for run, address, _, in_pack in moves:
+                if in_pack or not stay:
+                    source = slot.staging + run.slot_offset
+                    call("cuMemcpyDtoHAsync", address, source, run.size, bus)
             call("cuStreamWaitEvent", bus, slot.hashed, 0)
             call("cuEventRecord", slot.event, bus)
-        return _Work(slot, items, moves)
+        return _Work(slot, items, moves, staged=stay)
 
     def _straight(self, slot: Slot, items: Sequence[Item]) -> _Work:
         """Start copying chunks from where they are to the host, by the copy engines alone."""
@@ -288,21 +297,47 @@ class CopyOut:
         self._workers.submit(self._finish, batch)
 
     def _finish(self, work: _Work) -> None:
-        slot, items, moves, proven, left = work
+        slot, items = work.slot, work.items
         try:
             call("cuEventSynchronize", slot.event, about="a copy out of device memory")
-            if left is not None:
-                left(items)
+            if work.left is not None:
+                work.left(items)
             self.check()
-            digests = proven or self._digests(slot, items, moves)
-            self._label(items, digests, moves)
-            for run, _, view, in_pack in moves:
-                if not in_pack:
-                    self._write(run, view)
+            digests = work.proven or self._digests(slot, items, work.moves)
+            left = zip(items, digests, strict=True)
+            for move in work.moves:
+                self._save(move, [*islice(left, move.run.records)], slot if work.staged else None)
             self._copied(items, digests)
             self._transfer.report(sum(item.chunk.length for item in items))
         finally:
             self._ring.give(slot)
+
+    def _save(
+        self, move: _Move, labelled: Sequence[tuple[Item, bytes]], staged: Slot | None
+    ) -> None:
+        """Write the headers of a run, and the run itself unless it is in its pack already. It may
+        still be in the staging slot.
+        """
+        run, view = move.run, move.view
+        fields = [
+            header_fields(self._packs.image, self._packs.owner, digest, item.chunk.length)
+            for item, digest in labelled
+        ]
+        sizes = [record_size(item.chunk.length) for item, _ in labelled]
+        if staged is None or move.in_pack:
+            for at, each in zip(accumulate(sizes, initial=0), fields, strict=False):
+                view[at : at + HEADER] = each.ljust(HEADER, b"\0")
+        if move.in_pack:
+            return
+        what = f"pack {self._packs.packs[run.pack][0]}"
+        file = PackFile(what, self._buffered[run.pack], self._direct[run.pack])
+        with space_errors(what):
+            short = point(Point.MOVER_WRITE)
+            if staged is None:
+                file.write(view, run.offset, short=short)
+            else:
+                address = staged.staging + run.slot_offset
+                file.copy_out(address, run.offset, sizes, fields, staged, short=short)
 
     def _digests(
         self, slot: Slot, items: Sequence[Item], moves: Iterable[_Move]
@@ -318,23 +353,6 @@ class CopyOut:
         ]
         return digest_ranges(self._gpu.digest_key, places)
 
-    def _label(
-        self,
-        items: Sequence[Item],
-        digests: Sequence[bytes],
-        moves: Iterable[_Move],
-    ) -> None:
-        """Write the records' headers."""
-        left = zip(items, digests, strict=True)
-        for run, _, view, _ in moves:
-            at = 0
-            for item, digest in islice(left, run.records):
-                fields = header_fields(
-                    self._packs.image, self._packs.owner, digest, item.chunk.length
-                )
-                view[at : at + HEADER] = fields.ljust(HEADER, b"\0")
-                at += record_size(item.chunk.length)
-
     def _moves(self, slot: Slot, items: Iterable[Item]) -> list[_Move]:
         """Return the pinned host memory for the runs of a batch."""
         return [self._move(slot, run) for run in _joined(items)]
@@ -347,17 +365,6 @@ class CopyOut:
             return _Move(run, pack.address + run.offset, pack.view[run.offset : end], True)
         first, last = run.slot_offset, run.slot_offset + run.size
         return _Move(run, slot.host + first, slot.view[first:last], False)
-
-    def _write(self, run: _Run, view: memoryview) -> None:
-        direct = self._direct[run.pack]
-        fd = direct if direct >= 0 else self._buffered[run.pack]
-        with space_errors(f"pack {self._packs.packs[run.pack][0]}"):
-            short = point(Point.MOVER_WRITE)
-            done = 0
-            while done < len(view):
-                part = view[done : done + HEADER] if short else view[done:]
-                short = False
-                done += os.pwrite(fd, part, run.offset + done)
 
 
 def _joined(items: Iterable[Item]) -> Iterator[_Run]:

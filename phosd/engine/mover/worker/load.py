@@ -1,36 +1,27 @@
 """Copy packs into device memory, and hash it there before any process may use it.
 
-Threads read runs of records into the pinned ring and copy their chunks to their places; from a pack
-that is pinned itself the device copies them without the ring. A chunk that occurs several times is
-read once and copied on the device.
+Threads read runs of records into the pinned ring, window by window, and copy their chunks to their
+places while they read the next; from a pack that is pinned itself the device copies them without
+the ring. A chunk that occurs several times is read once and copied on the device.
 """
 
-import errno
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from phosd.engine.digest import SIZE
 from phosd.engine.faults import Point, point
-from phosd.engine.image.manifest import CHUNK, ChunkRef
-from phosd.engine.image.packs import HEADER, PAGE, RECORD, record_size
+from phosd.engine.image.manifest import ChunkRef
+from phosd.engine.image.packs import record_size
 from phosd.engine.mover.protocol.wire import Load
 from phosd.engine.mover.worker.gpu import Gpu
-from phosd.engine.mover.worker.pinned_packs import PinnedPack, pack_file
-from phosd.engine.mover.worker.ring import Slot
-from phosd.engine.mover.worker.transfer import (
-    Transfer,
-    WorkerPool,
-    close_all,
-    copy_rows,
-    reopen_direct,
-    runs,
-)
+from phosd.engine.mover.worker.pinned_packs import pack_file
+from phosd.engine.mover.worker.transfer import Transfer, WorkerPool, close_all, reopen_direct
+from phosd.engine.mover.worker.window_copy import BAD, PackFile
 from phosd.engine.system.cuda import call
 from phosd.errors import ImageCorrupt, Internal
 
 _READERS = max(4, min(16, os.cpu_count() or 1))
-_BAD = "the image cannot be restored; `phos verify` tells whether the disk is at fault"
 
 
 @dataclass(frozen=True)
@@ -39,52 +30,6 @@ class _Chunk:
 
     ref: ChunkRef
     addresses: list[int]
-
-
-class _Source:
-    """A pack to read: where it is if it is ``pinned``, otherwise through the page cache if the
-    bytes are in it, or directly.
-    """
-
-    def __init__(self, number: int, fd: int, pinned: PinnedPack | None) -> None:
-        self.number = number
-        self._fd = fd
-        self._pinned = pinned
-        self.direct = reopen_direct(fd, os.O_RDONLY) if pinned is None else -1
-
-    def host(self, slot: Slot, offset: int, size: int) -> int:
-        """Return the address of pinned host memory with the bytes from ``offset``, which may be the
-        slot's. Raises :class:`ImageCorrupt` at the end of the file.
-        """
-        if self._pinned is None:
-            self._read(slot.view[:size], offset)
-            return slot.host
-        point(Point.MOVER_READ)
-        if offset + size > len(self._pinned.view):
-            raise ImageCorrupt(f"pack {self.number} ends before {offset + size}", hint=_BAD)
-        return self._pinned.address + offset
-
-    def _read(self, view: memoryview, offset: int) -> None:
-        """Fill ``view`` from ``offset``. Raises :class:`ImageCorrupt` at the end of the file."""
-        short = point(Point.MOVER_READ)
-        fd = self._fd if self.direct < 0 or self._cached(view, offset) else self.direct
-        done = 0
-        while done < len(view):
-            part = view[done : done + PAGE] if short else view[done:]
-            short = False
-            count = os.preadv(fd, [part], offset + done)
-            if not count:
-                raise ImageCorrupt(f"pack {self.number} ends at {offset + done}", hint=_BAD)
-            done += count
-
-    def _cached(self, view: memoryview, offset: int) -> bool:
-        """Return whether the first page is in the page cache, or the file system cannot tell."""
-        try:
-            return os.preadv(self._fd, [view[:PAGE]], offset, os.RWF_NOWAIT) > 0
-        except OSError as error:
-            if error.errno not in (errno.EAGAIN, errno.EOPNOTSUPP):
-                raise
-            return error.errno == errno.EOPNOTSUPP
 
 
 def load(transfer: Transfer, request: Load, descriptors: Sequence[int]) -> None:
@@ -96,9 +41,10 @@ def load(transfer: Transfer, request: Load, descriptors: Sequence[int]) -> None:
     if len(request.packs) != len(descriptors):
         raise Internal(f"{len(request.packs)} packs came with {len(descriptors)} descriptors")
     pinned = transfer.pinned_packs
+    direct = [reopen_direct(fd, os.O_RDONLY) for fd in descriptors]
     sources = {
-        number: _Source(number, fd, pinned.find(pack_file(fd)))
-        for number, fd in zip(request.packs, descriptors, strict=True)
+        number: PackFile(f"pack {number}", fd, again, pinned.find(pack_file(fd)))
+        for number, fd, again in zip(request.packs, descriptors, direct, strict=True)
     }
     chunks = _stored_chunks(gpu, request)
 
@@ -106,31 +52,19 @@ def load(transfer: Transfer, request: Load, descriptors: Sequence[int]) -> None:
         slot = ring.take()
         try:
             workers.check()
-            first, last = batch[0].ref, batch[-1].ref
-            size = last.offset + record_size(last.length) - first.offset
-            if first.pack not in sources:
-                raise ImageCorrupt(f"pack {first.pack} was not handed to the mover", hint=_BAD)
-            host = sources[first.pack].host(slot, first.offset, size)
+            number = batch[0].ref.pack
+            if number not in sources:
+                raise ImageCorrupt(f"pack {number} was not handed to the mover", hint=BAD)
+            records = [(c.addresses[0], c.ref.offset, c.ref.length) for c in batch]
+            short = point(Point.MOVER_READ)
             point(Point.MOVER_COPY_IN)
-            places = (
-                (chunk.addresses[0], chunk.ref.offset - first.offset + HEADER, chunk.ref.length)
-                for chunk in batch
-            )
-            stream = pair[slot.index % len(pair)]
-            for address, offset, length, rows in runs(places):
-                source = ("host", host + offset, RECORD)
-                copy_rows(("device", address, CHUNK), source, length, rows, stream)
-            call("cuEventRecord", slot.event, stream)
-            call("cuEventSynchronize", slot.event, about="a copy into device memory")
-            transfer.report(sum(c.ref.length * len(c.addresses) for c in batch))
+            sources[number].copy_in(records, slot, short=short)
         finally:
             ring.give(slot)
+        transfer.report(sum(c.ref.length * len(c.addresses) for c in batch))
 
     try:
-        with (
-            gpu.streams.lent(2) as pair,
-            WorkerPool(transfer, min(_READERS, len(ring.slots))) as workers,
-        ):
+        with WorkerPool(transfer, min(_READERS, len(ring.slots))) as workers:
             for batch in _batches(chunks, ring.records):
                 workers.submit(fetch, batch)
         with gpu.streams.lent(1) as (stream,):
@@ -139,7 +73,7 @@ def load(transfer: Transfer, request: Load, descriptors: Sequence[int]) -> None:
                     size = chunk.ref.length
                     call("cuMemcpyDtoDAsync", address, chunk.addresses[0], size, stream)
     finally:
-        close_all([source.direct for source in sources.values()])
+        close_all(direct)
     _compare(gpu, request)
 
 
@@ -186,5 +120,5 @@ def _compare(gpu: Gpu, request: Load) -> None:
                 raise ImageCorrupt(
                     f"chunk {index} of block {key} (record at {ref.offset} of pack {ref.pack}) is"
                     " not what was saved",
-                    hint=_BAD,
+                    hint=BAD,
                 )
