@@ -48,6 +48,7 @@ class Progress(Cancellation):
     """What the operation has made, if that is complete before the operation is."""
     recorder: Callable[[AffectedSet], None] | None = None
     """Writes the record of affected processes, for the phosd that finds this job interrupted."""
+    _counting: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
     _told: threading.Event = field(default_factory=threading.Event, init=False, repr=False)
 
     def phase(self, name: str, *, stopped: bool = False, bytes_total: int = 0) -> None:
@@ -59,9 +60,10 @@ class Progress(Cancellation):
         self._tell()
 
     def advance(self, byte_count: int) -> None:
-        """Count ``byte_count`` more bytes of the current phase as done."""
-        if self.phases:
-            self.phases[-1].bytes_done += byte_count
+        """Count ``byte_count`` more bytes of the current phase as done; from any thread."""
+        with self._counting:
+            if self.phases:
+                self.phases[-1].bytes_done += byte_count
         self._tell()
 
     def about_to_touch(self, affected: AffectedSet) -> None:
