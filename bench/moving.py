@@ -32,6 +32,7 @@ from phosd.engine.operations.migrate import MigrateOptions, migrate
 from phosd.engine.operations.resume import ResumeOptions, resume
 from phosd.engine.operations.suspend import SuspendOptions, suspend
 from phosd.engine.operations.swap import SwapOptions, swap
+from phosd.service.config import size
 
 _SETTLE = 10
 """Iterations before the first operation."""
@@ -125,7 +126,11 @@ def swaps(node: Node, training: Training, other: Training, count: int) -> list[R
 
 def case(arguments: argparse.Namespace, folder: Path) -> dict[str, object]:
     """Run one kind of operation on one program repeatedly."""
-    config = NodeConfig(Path(arguments.state) / "phos-moving", folder / "run")
+    config = NodeConfig(
+        Path(arguments.state) / "phos-moving",
+        folder / "run",
+        memory_tier=size(arguments.memory_tier),
+    )
     expected = undisturbed(folder, arguments)
     hooked = arguments.mode != "driver"
     with ExitStack() as stack:
@@ -179,6 +184,7 @@ def main() -> None:
     parser.add_argument("--between", type=int, default=5)
     parser.add_argument("--against", type=int, default=0)
     parser.add_argument("--state", default="/dev/shm")
+    parser.add_argument("--memory-tier", default="100G", help="beside it, memory is suspended to")
     parser.add_argument("program", nargs="+")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="phos-moving-") as folder:

@@ -12,6 +12,10 @@ from phosd.engine.image.validate import valid_id
 from phosd.engine.system.host_memory import available_memory
 
 MANIFEST = "manifest.json"
+SUSPENDED = "suspended"
+"""The folder beside images in memory in which the memory of suspended programs is."""
+_BLOCK = 512
+"""Bytes of a block of ``stat``."""
 _LEFT_TO_OTHERS = 1 / 16
 """The share of the available memory that images leave: the kernel's figure is an estimate."""
 
@@ -123,9 +127,10 @@ class MemoryTier(Tier):
             return True
 
     def taken_bytes(self) -> int:
-        """Return the bytes that the file system takes."""
+        """Return the bytes that images take: all of the file system, but for suspended programs."""
         status = os.statvfs(self.path)
-        return (status.f_blocks - status.f_bfree) * status.f_frsize
+        others = (path.stat().st_blocks for path in (self.path / SUSPENDED / "packs").glob("*"))
+        return (status.f_blocks - status.f_bfree) * status.f_frsize - sum(others) * _BLOCK
 
     def has_room(self, files: int, chunks: int, others: int) -> bool:
         """Return whether there are so many bytes for CRIU's files, which are in memory twice for a

@@ -42,7 +42,7 @@ class NodeConfig:
     snapshots: bool = True
     """Whether to copy all memory inside the stop if it fits; if not, only overwritten chunks."""
     memory_dir: Path | None = None
-    """A folder in memory for suspended programs' device memory; None for a folder of its own."""
+    """A folder in memory for suspended programs' device memory; None for one of the node's own."""
     callback_deadline: float = 60.0
     """Seconds that a program has to come to a safe point, if a request does not say."""
     memory_tier: int = 0
@@ -70,7 +70,11 @@ class Node:
         self.suspended = Register(config.runtime_dir)
         self.stopped = StoppedProcesses(config.runtime_dir)
         self.suspend_store = SuspendStore(
-            self.store, self.suspended, config.runtime_dir, config.memory_dir
+            self.store,
+            self.suspended,
+            config.runtime_dir,
+            config.memory_dir,
+            config.memory_tier_dir,
         )
         self.staging = Staging(config.staging_limit)
         self.movers = Movers(
@@ -97,7 +101,8 @@ class Node:
         self.kept_memory.close()
         self.movers.close()
         self.suspend_store.close()
-        if self.store.memory is not None and not self.store.write_back.pending():
+        needed = self.store.write_back.pending() or self.suspended.images()
+        if self.store.memory is not None and not needed:
             why = memory_mount.unmount(self.config.memory_tier_dir)
             if why:  # systemd's sandbox; they are there for the next phosd
                 _log.info("copies of images stay in memory: %s", why)

@@ -7,10 +7,12 @@ import shutil
 import threading
 from pathlib import Path
 
+from phosd.engine.image import private_files
 from phosd.engine.image.store import Store
+from phosd.engine.image.tier import SUSPENDED
 from phosd.engine.node import staging
 from phosd.engine.node.suspended import Register
-from phosd.errors import Busy, NoSuchImage
+from phosd.errors import Busy, NoSuchImage, NotAuthorized
 
 _log = logging.getLogger(__name__)
 
@@ -18,17 +20,24 @@ _log = logging.getLogger(__name__)
 class SuspendStore:
     """Stores of suspended programs, listed in ``register``, with the digests of ``images``.
 
-    ``memory_dir`` is a folder in memory; None for one that is named after ``runtime_dir``. Safe to
-    use from several threads.
+    ``memory_dir`` is a folder in memory; None for one beside the images in memory, if ``tier_dir``
+    is mounted for those: it has huge pages. Where it is not, there is one in ``/dev/shm``, named
+    after ``runtime_dir``. Safe to use from several threads.
     """
 
     def __init__(
-        self, images: Store, register: Register, runtime_dir: Path, memory_dir: Path | None
+        self,
+        images: Store,
+        register: Register,
+        runtime_dir: Path,
+        memory_dir: Path | None,
+        tier_dir: Path,
     ) -> None:
         self._images = images
         self._register = register
         self._runtime_dir = runtime_dir
         self._memory_dir = memory_dir
+        self._tier_dir = tier_dir
         self._shelves: dict[str, Store] = {}
         self._lock = threading.Lock()
 
@@ -86,5 +95,19 @@ class SuspendStore:
     @property
     def _folders(self) -> dict[str, Path]:
         name = hashlib.sha256(bytes(self._runtime_dir.resolve())).hexdigest()[:16]
-        memory = self._memory_dir or staging.MEMORY / f"phos-suspended-{name}"
+        memory = self._memory_dir or self._in_memory(name)
         return {"memory": memory, "disk": self._images.state / "suspended" / name}
+
+    def _in_memory(self, name: str) -> Path:
+        plain = staging.MEMORY / f"phos-suspended-{name}"
+        if not self._tier_dir.is_mount() or self._has_some(plain):
+            return plain
+        return self._tier_dir / SUSPENDED
+
+    def _has_some(self, folder: Path) -> bool:
+        """Return whether programs lie there that were suspended before the tier was mounted."""
+        try:
+            private_files.require_private(folder)
+        except (FileNotFoundError, NotAuthorized):
+            return False
+        return any((folder / "images" / image).exists() for image in self._register.images())

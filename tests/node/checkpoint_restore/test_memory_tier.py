@@ -1,6 +1,7 @@
 """Programs whose images are made in memory."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,9 +9,11 @@ import pytest
 from phosd.engine.job.progress import Progress
 from phosd.engine.node.node import Node, NodeConfig
 from phosd.engine.operations.checkpoint import CheckpointOptions, checkpoint
+from phosd.engine.operations.resume import ResumeOptions, resume
+from phosd.engine.operations.suspend import SuspendOptions, suspend
 from phosd.engine.system import memory_mount
 from phosd.errors import OutOfSpace
-from tests.node.checkpoint_restore.conftest import Starter
+from tests.node.checkpoint_restore.conftest import Starter, memory_shelf
 from tests.node.checkpoint_restore.cycle import (
     AFTER,
     Undisturbed,
@@ -70,6 +73,41 @@ def test_an_image_outlives_its_phosd(
     assert not config.memory_tier_dir.is_mount(), "nothing is in memory only"
     with Node(config) as third:
         assert third.store.list() == [image]
+        computes_right(target, undisturbed)
+
+
+def test_a_suspended_program_lies_beside_images(
+    config: NodeConfig, start: Starter, undisturbed: Undisturbed
+) -> None:
+    """On its huge pages, also while phosd is away; the limit of the tier is that of images."""
+    target = start("single")
+    with Node(config) as first:
+        target.wait_for_steps(5)
+        memory = first.store.memory
+        assert memory is not None
+        before = memory.taken_bytes()
+        suspended = suspend(first, target.pid, SuspendOptions(where="memory"), Progress())
+        assert (config.memory_tier_dir / "suspended/images" / suspended.image).exists()
+        assert memory.taken_bytes() < before + suspended.stored_bytes / 2
+        assert memory_shelf(config.runtime_dir).exists() is False
+    assert config.memory_tier_dir.is_mount()
+    with Node(config) as second:
+        resume(second, target.pid, ResumeOptions(), Progress())
+        computes_right(target, undisturbed)
+    assert not config.memory_tier_dir.is_mount()
+
+
+def test_what_was_suspended_before_the_tier_was_there_is_found(
+    config: NodeConfig, start: Starter, undisturbed: Undisturbed
+) -> None:
+    target = start("single")
+    with Node(replace(config, memory_tier=0)) as first:
+        target.wait_for_steps(5)
+        suspend(first, target.pid, SuspendOptions(where="memory"), Progress())
+        assert memory_shelf(config.runtime_dir).exists()
+    with Node(config) as second:
+        assert second.store.memory is not None
+        resume(second, target.pid, ResumeOptions(), Progress())
         computes_right(target, undisturbed)
 
 
