@@ -3,7 +3,6 @@
 import os
 import pwd
 import subprocess
-import tempfile
 from pathlib import Path
 
 from phosd.engine.image import private_files
@@ -19,29 +18,31 @@ _HINT = (
 )
 
 
-def require_signed(head: Head, owner: int, signers: Path, work: Path) -> None:
+def require_signed(head: Head, owner: int, signers: Path) -> None:
     """Raise :class:`NotAuthorized` unless the manifest is signed by a key that ``signers`` lists
     for the user ``owner``.
 
     ``signers`` is an ``allowed_signers`` file (``ssh-keygen(1)``) of root's, with names of users as
-    principals. ``work`` is a folder of root's alone, for the time of the check.
+    principals.
     """
     whom = _name(owner)
     hint = _HINT.format(file=signers, whom=whom)
     if not head.signature:
         raise NotAuthorized("nobody has signed the image", hint=hint)
     _require_signers(signers, hint)
-    with tempfile.TemporaryDirectory(prefix="signature-", dir=work) as folder:
-        signature = Path(folder, "signature")
-        private_files.write_durably(signature, head.signature)
-        words = ["ssh-keygen", "-Y", "verify", "-f", str(signers), "-I", whom, "-n", SIGNED_FOR]
+    words = ["ssh-keygen", "-Y", "verify", "-f", str(signers), "-I", whom, "-n", SIGNED_FOR]
+    with os.fdopen(os.memfd_create("signature"), "wb") as signature:
+        signature.write(head.signature)
+        signature.flush()
+        number = signature.fileno()
         try:
             done = subprocess.run(
-                [*words, "-s", str(signature)],
+                [*words, "-s", f"/proc/self/fd/{number}"],
                 input=head.manifest,
                 capture_output=True,
                 timeout=_SECONDS,
                 env={"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"},
+                pass_fds=(number,),
                 check=False,
             )
         except FileNotFoundError as error:

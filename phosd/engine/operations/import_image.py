@@ -78,7 +78,7 @@ def import_image(
 ) -> Manifest:
     """Store the image that comes over ``stream``, and return its manifest here."""
     progress.phase("receive manifest")
-    found = _received(node, options, stream)
+    found = _received(options, stream)
     progress.note(_vouched(options))
     if not options.anyway:
         require_all(_restorable(node, found, progress))
@@ -113,20 +113,20 @@ def try_import(
 
     Raises what the manifest itself, its signature or its owner stand in the way with.
     """
-    found = _received(node, options, stream)
+    found = _received(options, stream)
     size = ExpectedSize(found.file_bytes + _SPARE, found.device_bytes)
     room = partial(require_room, node, size, options.limits)
     return findings([("space", room), *_restorable(node, found, cancellation)])
 
 
-def _received(node: Node, options: ImportOptions, stream: CallerStream) -> PortableImage:
+def _received(options: ImportOptions, stream: CallerStream) -> PortableImage:
     """Receive a manifest, and return it if it may be imported.
 
     A signature is checked before a byte of what it is for is looked at.
     """
     head = read_head(stream.receive)
     if not options.trust:
-        require_signed(head, options.owner, options.signers, node.config.runtime_dir)
+        require_signed(head, options.owner, options.signers)
     found = parsed(head.manifest)
     require_may_own(found.image, options.owner)
     return found

@@ -1,11 +1,15 @@
 """Images between stores with different keys: what arrives is what was saved, or nothing is kept."""
 
+import contextlib
+import copy
 import io
+import json
 import os
+import random
 import shutil
 import struct
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -40,6 +44,8 @@ from phosd.errors import (
     Unsupported,
 )
 from phosd.portable import FORMAT, Head
+from phosd.service.api import views
+from tests.support import rotation
 from tests.support.samples import append, everything, manifest_of
 
 NOBODY = 65534
@@ -442,3 +448,50 @@ def test_what_is_no_image_is_named() -> None:
     for text, said in ((b"", "it is empty"), (b"PHOS", "it ends"), (b"x" * 99, "it is not the")):
         with pytest.raises(ImageCorrupt, match=f"^{said}"):
             head_of(io.BytesIO(text), "it")
+
+
+_NASTY = (None, True, -1, 0, 7, 1 << 31, 1 << 63, 1 << 70, -(1 << 70), 1.5, 1e308, "", "x", "../x")
+_NASTIER: tuple[object, ...] = (
+    "/x",
+    "\0",
+    "x" * 9000,
+    "é" * 3000,
+    "\ud800",
+    [],
+    {},
+    [[]],
+    [0] * 1000,
+    ["x"],
+    [[0, 0]],
+)
+
+
+def test_whatever_a_manifest_says_it_is_refused_or_can_be_shown(
+    hostile: tuple[bytes, Node],
+) -> None:
+    head, _ = parts(hostile[0])
+    whole = msgspec.json.decode(head.manifest)
+    accepted = 0
+    for seed in rotation.seeds("hostile manifests", 300, 5000):
+        source = random.Random(seed)
+        manifest = copy.deepcopy(whole)
+        for _ in range(source.randrange(1, 3)):
+            at: Any = manifest
+            while True:
+                keys: Sequence[Any] = list(at) if isinstance(at, dict) else range(len(at))
+                key = source.choice(keys)
+                if not at[key] or not isinstance(at[key], dict | list) or not source.randrange(4):
+                    break
+                at = at[key]
+            at[key] = source.choice((*_NASTY, *_NASTIER))
+        try:
+            image = parsed(json.dumps(manifest).encode()).image
+        except (ImageCorrupt, Unsupported):
+            continue
+        accepted += 1
+        shown = (views.created(image), views.root_pid(image), image.owner, image.wrong_guesses)
+        assert all(0 <= number < 1 << 63 for number in shown), seed
+        assert len("".join((*views.root_command(image), *views.output(image)))) < 40_000, seed
+        with contextlib.suppress(NotAuthorized):
+            require_may_own(image, NOBODY)
+    assert accepted
