@@ -71,6 +71,8 @@ class Point(enum.StrEnum):
     RESTORE_MAP = "restore-map"
     RESTORE_VERIFY = "restore-verify"
     RESTORE_OPEN = "restore-open"
+    REHEARSE_LOAD = "rehearse-load"
+    REHEARSE_CPU = "rehearse-cpu"
     EXPORT_READ = "export-read"
     IMPORT_RECEIVE = "import-receive"
     IMPORT_PUBLISH = "import-publish"

@@ -6,32 +6,27 @@ writes to are copied as they were at the checkpoint, to names of the clone's own
 program can have (:mod:`phosd.engine.criu.exclusive`) must be free. So nothing of a clone's reaches
 the original through what it had when it was saved.
 
-The names are changed in CRIU's ``files.img``, in a folder for this restore alone whose other files
-are links to those of the image. The software GPU's socket gets another name there, too.
+The names are changed in a private copy of CRIU's ``files.img``. The software GPU's socket gets
+another name there, too.
 """
 
-import contextlib
 import os
 import re
 import secrets
-import shutil
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from enum import StrEnum
-from functools import cached_property
-from pathlib import Path
+from functools import cached_property, partial
 
 from phosd.engine.criu.exclusive import SOFTWARE_GPU, Lock, Names, locked
 from phosd.engine.criu.file_worker import Copied, Inode
-from phosd.engine.criu.image_file import Field, fields, message, rewrite
+from phosd.engine.criu.image_file import Field
+from phosd.engine.criu.private_copy import changed, private_copy
 from phosd.engine.criu.saved_tree import SavedTree
 from phosd.engine.image.cpu_manifest import OpenFile
-from phosd.engine.image.private_files import file_digest, open_private
-from phosd.errors import ImageCorrupt, Reason, Unsupported
+from phosd.errors import Reason, Unsupported
 
-_FILES = "files.img"
-_FOLDER = "clone-"
 _FILE_REGULAR, _FILE_UNIX, _REGULAR_NAME, _UNIX_NAME = 3, 16, 6, 11
 _SHOWN = 5
 
@@ -102,41 +97,9 @@ class Clone:
         if held := [*locked(self.locks, inodes)]:
             raise _taken(held)
 
-    @contextlib.contextmanager
-    def private_copy(self) -> Iterator[SavedTree]:
-        """Yield the tree with CRIU's files as the clone needs them."""
-        saved = self.tree.folder
-        folder = Path(tempfile.mkdtemp(prefix=_FOLDER, dir=saved.parent))
-        try:
-            for file in self.tree.record.files:
-                (folder / file.path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                os.link(saved / file.path, folder / file.path, follow_symlinks=False)
-            self._require_as_saved(folder / _FILES)
-            rewrite(folder / _FILES, _Renaming(self.copies).of)
-            yield replace(self.tree, folder=folder)
-        finally:
-            shutil.rmtree(folder)
-
-    def _require_as_saved(self, path: Path) -> None:
-        """Raise :class:`ImageCorrupt` unless the file is the recorded one: what is made of it is no
-        more what the manifest has a digest of.
-        """
-        descriptor = open_private(path, os.O_RDONLY)
-        try:
-            found = file_digest(descriptor)
-        finally:
-            os.close(descriptor)
-        if found not in {file.sha256 for file in self.tree.record.files if file.path == _FILES}:
-            raise ImageCorrupt(
-                f"{self.tree.folder / _FILES} is not what was saved",
-                hint="restore another image; this one is damaged",
-            )
-
-
-def remove_copies(folder: Path) -> None:
-    """Remove the folders that a killed phosd has left in that of an image."""
-    for left in folder.glob(f"{_FOLDER}*"):
-        shutil.rmtree(left)
+    def private_copy(self) -> AbstractContextManager[SavedTree]:
+        """Return the context of the tree with CRIU's files as the clone needs them."""
+        return private_copy(self.tree, _Renaming(self.copies).of)
 
 
 def _taken(what: list[str]) -> Unsupported:
@@ -163,25 +126,12 @@ class _Renaming:
 
     def of(self, entry: list[Field]) -> Iterable[Field]:
         for field in entry:
-            if field.number == _FILE_REGULAR and isinstance(field.value, bytes):
-                yield self._with_name(field, _REGULAR_NAME, self._path)
-            elif field.number == _FILE_UNIX and isinstance(field.value, bytes):
-                yield self._with_name(field, _UNIX_NAME, self._socket)
+            if field.number == _FILE_REGULAR and field.value:
+                yield changed(field, partial(_with_name, _REGULAR_NAME, self._path))
+            elif field.number == _FILE_UNIX and field.value:
+                yield changed(field, partial(_with_name, _UNIX_NAME, self._socket))
             else:
                 yield field
-
-    @staticmethod
-    def _with_name(field: Field, number: int, renamed: Callable[[bytes], bytes]) -> Field:
-        assert isinstance(field.value, bytes)
-        return Field.of(
-            field.number,
-            message(
-                Field.of(number, renamed(each.value))
-                if each.number == number and isinstance(each.value, bytes)
-                else each
-                for each in fields(field.value)
-            ),
-        )
 
     def _path(self, name: bytes) -> bytes:
         return self._paths.get(name, name)
@@ -191,3 +141,13 @@ class _Renaming:
             return name
         token = secrets.token_hex(8).encode()
         return self._sockets.setdefault(name, re.sub(rb"[0-9a-f]{16}\Z", token, name))
+
+
+def _with_name(
+    number: int, renamed: Callable[[bytes], bytes], entry: Iterable[Field]
+) -> Iterator[Field]:
+    for each in entry:
+        if each.number == number and isinstance(each.value, bytes):
+            yield Field.of(number, renamed(each.value))
+        else:
+            yield each

@@ -3,7 +3,8 @@
 That is what has a name for all: an address that it is bound to, a unix socket's name or path, a
 file lock. CRIU would fail at most of them, but not at all: it removes a unix socket whose path it
 needs, it waits for a lock, and two that listen at one port may share what arrives there. The fields
-are those of ``sk-unix.proto``, ``sk-inet.proto``, ``fifo.proto`` and ``file-lock.proto``.
+are those of ``sk-unix.proto``, ``sk-inet.proto``, ``fifo.proto``, ``remap-file-path.proto`` and
+``file-lock.proto``.
 """
 
 import ipaddress
@@ -13,6 +14,7 @@ import socket
 import struct
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,8 +26,11 @@ from phosd.engine.system.looking import describe
 
 _ID, _FILE_REGULAR, _FILE_INTERNET, _FILE_UNIX, _FILE_FIFO, _FILE_TUN = 2, 3, 4, 16, 17, 11
 _REGULAR_NAME, _UNIX_NAME, _FIFO_PATH = 6, 11, 3
-_UNIX_FLAGS, _OUTSIDE = 6, 1 | 8
-"""CRIU's flags of a socket, and those of one that is another program's or inherited."""
+_UNIX_FLAGS = 6
+OUTSIDE = 1 | 8
+"""CRIU's flags of a socket that is another program's, or inherited."""
+LOCKS = "filelocks.img"
+_REMAPPED, _REMAP_KIND, _LINKED, _GHOST = 1, 3, 0, 1
 _PROTOCOL, _STATE, _PORT, _ADDRESS = 5, 6, 7, 11
 _LOCK_TYPE, _LOCK_PID, _LOCK_DESCRIPTOR = 2, 3, 4
 _IDS_FILES, _DESCRIPTOR_FILE, _DESCRIPTOR_NUMBER = 2, 1, 4
@@ -34,7 +39,7 @@ _READ_LOCK = 0
 _BOUND = (tcp.State.LISTENING, tcp.State.CLOSED)
 """States of a TCP socket that CRIU binds; it makes connected ones in other ways, or not at all."""
 _LOCK = re.compile(r"\d+: (\w+) +\w+ +(READ|WRITE|UNLCK|RW|NONE) +(-?\d+) (\w+):(\w+):(\d+) ")
-_LOCKS = procfs.PROC / "locks"
+_HELD = procfs.PROC / "locks"
 
 SOFTWARE_GPU = re.compile(rb"\0phos-softgpu-\d{1,10}-[0-9a-f]{16}")
 """The name of a software GPU's socket, which follows it to another one."""
@@ -62,6 +67,26 @@ class Names:
             for entry in self._of(_FILE_REGULAR)
         }
 
+    @cached_property
+    def pipes(self) -> frozenset[int]:
+        """The numbers of the files that are named pipes."""
+        return frozenset(_number(each, _FIFO_PATH) for each in self._of(_FILE_FIFO))
+
+    @cached_property
+    def deleted(self) -> frozenset[int]:
+        """The numbers of the files that were deleted, whose bytes are in the images."""
+        return frozenset(self._remapped(_GHOST))
+
+    def linked(self) -> list[str]:
+        """Return the paths of deleted files of which there is a link that a restore removes."""
+        return [self._paths.get(number, "") for number in self._remapped(_LINKED)]
+
+    def _remapped(self, kind: int) -> Iterator[int]:
+        path = self._folder / "remap-fpath.img"
+        for each in _messages(path) if path.exists() else ():
+            if _number(each, _REMAP_KIND) == kind:
+                yield _number(each, _REMAPPED)
+
     def _of(self, number: int) -> Iterator[_Message]:
         """Yield the entries of one kind of files."""
         for each in self._files:
@@ -74,14 +99,15 @@ class Names:
         yield from self._unix_names()
         yield from self._addresses()
         yield from _connected(connections)
-        for fifo in self._of(_FILE_FIFO):
-            if path := self._paths.get(_number(fifo, _FIFO_PATH)):
-                yield f"the named pipe {path}, from which each would read a part"
+        for number in sorted(self.pipes & self._paths.keys()):
+            yield f"the named pipe {self._paths[number]}, from which each would read a part"
+        for path in self.linked():
+            yield f"what was saved of {path}, which was deleted"
         if any(True for _ in self._of(_FILE_TUN)):
             yield "a network device (TUN)"
 
     def _unix_names(self) -> Iterator[str]:
-        bound = (each for each in self._of(_FILE_UNIX) if not _number(each, _UNIX_FLAGS) & _OUTSIDE)
+        bound = (each for each in self._of(_FILE_UNIX) if not _number(each, _UNIX_FLAGS) & OUTSIDE)
         wanted = {_text(each, _UNIX_NAME) for each in bound} - {b""}
         shown = {
             os.fsdecode(name.rstrip(b"\0").replace(b"\0", b"@"))
@@ -112,7 +138,7 @@ class Names:
 
     def locks(self) -> Iterator[Lock]:
         """Yield the locks that the tree has."""
-        path = self._folder / "filelocks.img"
+        path = self._folder / LOCKS
         for each in _messages(path) if path.exists() else ():
             name = self._path_of(_number(each, _LOCK_PID), _number(each, _LOCK_DESCRIPTOR))
             if name:
@@ -145,7 +171,7 @@ def _held() -> dict[int, list[tuple[int, bool, int]]]:
     exclusive, and the device.
     """
     found: defaultdict[int, list[tuple[int, bool, int]]] = defaultdict(list)
-    for line in _LOCKS.read_text().splitlines():
+    for line in _HELD.read_text().splitlines():
         if match := _LOCK.match(line):
             _, kind, pid, major, minor, number = match.groups()
             device = os.makedev(int(major, 16), int(minor, 16))

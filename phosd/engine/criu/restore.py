@@ -25,6 +25,7 @@ from phosd.engine.criu.owned_processes import (
 )
 from phosd.engine.criu.program import Criu, Invocation, Owner
 from phosd.engine.criu.reconnection import Reconnected
+from phosd.engine.criu.rehearsal import Rehearsal
 from phosd.engine.criu.rights import Rights
 from phosd.engine.criu.saved_tree import SavedTree
 from phosd.engine.criu.tree_files import TreeFiles
@@ -56,7 +57,7 @@ class TreeRestoreOptions:
     socket (None: it is discarded). ``end``: the file that is to tell how the root process ends.
     ``deadline`` in seconds. ``pid_namespace``: the tree gets one of its own, also if it was in
     none. ``image``: which is restored, for the record of that. ``clone``: which is restored in the
-    tree's place, in such a namespace.
+    tree's place, in such a namespace. ``rehearsed``: see :func:`rehearse_tree`.
     """
 
     files: Policy = Policy.KEEP
@@ -66,6 +67,7 @@ class TreeRestoreOptions:
     pid_namespace: bool = False
     image: str = ""
     clone: Clone | None = None
+    rehearsed: bool = False
 
 
 @dataclass
@@ -240,6 +242,44 @@ def restore_tree(
     return restored
 
 
+def rehearse_tree(
+    criu: Criu, rehearsal: Rehearsal, image: str, cancellation: Cancellation | None = None
+) -> None:
+    """Have CRIU make the tree, with all of its memory, and end it before anything of it runs.
+
+    Raises what :func:`restore_tree` raises where that would fail. Nothing is left of it.
+    """
+    tree = rehearsal.tree
+    require_private(tree.folder)
+    options = TreeRestoreOptions(image=image, rehearsed=True)
+    with (
+        NamespaceMaker(_runtime_dir(criu), image=image, ids=tree.ids, apart=True) as maker,
+        rehearsal.private_copy() as copy,
+    ):
+        made = MadeProcesses(copy, maker)
+        wanted = {process.pid for process in copy.processes}
+
+        def require_made() -> bool:
+            if missing := wanted - made.ids().keys():
+                raise Internal(
+                    f"criu restore did not make process {min(missing)}",
+                    hint="`phos doctor` checks CRIU on this machine",
+                )
+            raise _AllMadeError
+
+        try:
+            _run(criu, copy, options, cancellation, made, None, maker, require_made)
+        except _AllMadeError:
+            return
+        finally:
+            made.end()
+    raise Internal("criu restore did not tell that it has made all", hint="report this")
+
+
+class _AllMadeError(Exception):
+    """All processes are made, so CRIU is to give up."""
+
+
 def _in_own_namespace(tree: SavedTree, options: TreeRestoreOptions) -> bool:
     return tree.record.pid_namespace or options.pid_namespace or options.clone is not None
 
@@ -318,18 +358,23 @@ def _run(
         if turn is not None:
             turn.require_done()
 
+    # Their addresses may be the original's; without new ones CRIU makes closed sockets.
+    connections = () if options.rehearsed else details.connections
+
     def watch() -> None:
         made.require_alive(rights.of.keys())
-        complete()
+        if not options.rehearsed:
+            complete()
 
     words = ["--restore-detached", "--file-locks", "--manage-cgroups=ignore", "--link-remap"]
     words.append("--tcp-close")
-    ports.take_back(folder, details.connections)
+    if not options.rehearsed:
+        ports.take_back(folder, details.connections)
     if details.shell_job:
         words.append("--shell-job")
     with (
         Outlets(tree.record.root, details, owner, options.end, namespace) as outlets,
-        Reconnected(details.connections, folder, owner) as reconnected,
+        Reconnected(connections, folder, owner) as reconnected,
         MissingDevices(details.devices, owner) as missing,
         _readable(folder, owner),
         working_folder(folder, owner) as work,
@@ -355,7 +400,10 @@ def _run(
             | (tracer.environment if tracer is not None else {}),
             capabilities=rights.to_restore,
             dies_with_us=True,
-            place=place_of(details.cgroups, owner.uid, criu.surroundings),
+            # The limits of the original's cgroup are for the original.
+            place=None
+            if options.rehearsed
+            else place_of(details.cgroups, owner.uid, criu.surroundings),
             plugins=criu_plugins() if tracer is not None else None,
             wrap=lambda command: outlets.wrap(command, options.output),
         )

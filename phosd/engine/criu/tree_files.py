@@ -51,13 +51,19 @@ class TreeFiles:
             )
             self._worker.order(self._orders)
 
-    def require_as_saved(self, cancellation: Cancellation | None = None) -> None:
+    def require_as_saved(
+        self, cancellation: Cancellation | None = None, *, replaced: bool = True
+    ) -> None:
         """Raise :class:`Unsupported` for files that are not as they were saved, or whose locks
-        others have, and :class:`Busy` if a process uses one that a restore will cut or replace.
+        others have, and :class:`Busy` if a process uses one that a restore will cut or replace, if
+        any is to be ``replaced``.
         """
         self.look()
         assert self._worker is not None and self._orders is not None
         answer = self._worker.answer(cancellation=cancellation)
+        if not replaced:
+            file_worker.require_usable(answer)
+            return
         _require_unused([each for each in answer.inodes if each.path in self._replaced])
         if self._clone is not None:
             self._clone.require_unlocked(answer.inodes)

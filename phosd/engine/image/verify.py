@@ -2,8 +2,9 @@
 
 import mmap
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 from phosd.engine.digest import DigestKey, digest_buffer
 from phosd.engine.image.manifest import Block, ChunkRef, FileDigest
@@ -15,6 +16,7 @@ from phosd.errors import ImageCorrupt
 
 _THREADS = min(16, os.cpu_count() or 1)
 _BATCH = 16
+_T = TypeVar("_T")
 
 
 def verify(store: Store, image_id: str, progress: Progress) -> None:
@@ -28,19 +30,28 @@ def verify(store: Store, image_id: str, progress: Progress) -> None:
         folders = [(tree.folder, file) for tree in image.manifest.trees for file in tree.files]
         total = sum(c.length for c, _ in chunks) + sum(file.size for _, file in folders)
         progress.phase("verify", bytes_total=total)
-        batches = [chunks[i : i + _BATCH] for i in range(0, len(chunks), _BATCH)]
-        with ThreadPoolExecutor(_THREADS) as pool:
-            try:
-                for done in pool.map(lambda b: _check_chunks(store, image, b), batches):
-                    progress.advance(done)
-                    progress.check()
-                for done in pool.map(lambda f: _check_file(image, *f), folders):
-                    progress.advance(done)
-                    progress.check()
-            except BaseException:
-                pool.shutdown(cancel_futures=True)
-                raise
+        verify_chunks(store, image, progress)
+        _all(lambda f: _check_file(image, *f), folders, progress)
         progress.finish()
+
+
+def verify_chunks(store: Store, image: Image, progress: Progress) -> None:
+    """Check every chunk of an open image, as :func:`verify` does, in the current phase."""
+    chunks = _stored_chunks(image)
+    batches = [chunks[i : i + _BATCH] for i in range(0, len(chunks), _BATCH)]
+    _all(lambda batch: _check_chunks(store, image, batch), batches, progress)
+
+
+def _all(check: Callable[[_T], int], things: Sequence[_T], progress: Progress) -> None:
+    """Call ``check``, which returns how many bytes it has read, for all things."""
+    with ThreadPoolExecutor(_THREADS) as pool:
+        try:
+            for done in pool.map(check, things):
+                progress.advance(done)
+                progress.check()
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
 
 
 def _stored_chunks(image: Image) -> list[tuple[ChunkRef, str]]:

@@ -15,6 +15,7 @@ paths of the output: what was opened outside could not be saved inside. A restor
 import contextlib
 import ctypes
 import errno
+import fcntl
 import json
 import os
 import resource
@@ -38,6 +39,10 @@ from phosd.engine.system.privileges import (
 )
 
 _NEW_PID, _NEW_MOUNTS = 0x20000000, 0x00020000
+_NEW_NETWORK, _NEW_IPC = 0x40000000, 0x08000000
+_SET_FLAGS, _UP = 0x8914, 0x41
+"""``SIOCSIFFLAGS``, and the flags of an interface that is up and runs (``linux/if.h``)."""
+_ANY_ADDRESS = ("ipv4", "ipv6")
 _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_BIND, _MS_REC, _MS_SLAVE = 2, 4, 8, 4096, 16384, 1 << 19
 _MNT_DETACH = 2
 _PROC_OPTIONS = ("hidepid=", "gid=", "subset=")
@@ -65,7 +70,9 @@ class Making:
         self._orders = orders
         self._ids = -1
         self._tied, self._tie = os.pipe()
-        _check(_libc.unshare(_NEW_PID | _NEW_MOUNTS), "make a pid namespace")
+        self._apart = bool(orders.get("apart"))
+        kinds = _NEW_PID | _NEW_MOUNTS | (_NEW_NETWORK | _NEW_IPC if self._apart else 0)
+        _check(_libc.unshare(kinds), "make a pid namespace")
 
     def tell(self, keeper: int) -> None:
         """Tell phosd the pid of the keeper, a child, when that is sure to end with this process."""
@@ -88,6 +95,11 @@ class Making:
             sys.exit(1)  # phosd has ended
         outside = int(told)
         _mount("", "/", "", _MS_REC | _MS_SLAVE)
+        if self._apart:  # nothing of the program ever runs here
+            self._ids = mount_proc(self._orders["hooks"])
+            open_network()
+            self._begin_ids_after(_clear_of(self._orders["ids"]))
+            return
         own = Path(self._orders["places"]) / str(Path("/proc/self/ns/pid").stat().st_ino)
         _make_anew(own)
         own.chmod(0o1777)  # as the other one
@@ -105,6 +117,16 @@ class Making:
 
     def _begin_ids_after(self, number: int) -> None:
         os.pwrite(self._ids, str(number).encode(), 0)
+
+
+def open_network() -> None:
+    """Have a new network's loopback interface up, and any address bound to that a program had."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        fcntl.ioctl(any_socket, _SET_FLAGS, struct.pack("16sh14x", b"lo", _UP))
+    for family in _ANY_ADDRESS:
+        # IPv6 may be switched off, and a container may forbid it: then only its own are bound to.
+        with contextlib.suppress(OSError):
+            Path(f"/proc/sys/net/{family}/ip_nonlocal_bind").write_text("1")
 
 
 def _make_anew(folder: Path) -> None:

@@ -27,8 +27,18 @@ class NamespaceMaker:
     context before :meth:`made` keeps the command from making one.
     """
 
-    def __init__(self, runtime_dir: Path, *, image: str = "", ids: Collection[int] = ()) -> None:
-        """``ids``: of the processes and threads that are to be restored."""
+    def __init__(
+        self,
+        runtime_dir: Path,
+        *,
+        image: str = "",
+        ids: Collection[int] = (),
+        apart: bool = False,
+    ) -> None:
+        """``ids``: of the processes and threads that are to be restored. ``apart``: it comes with a
+        network and IPC of its own, and is for a rehearsal.
+        """
+        self._apart = apart
         self._folder = pid_namespaces.folder(runtime_dir)
         self._hooks = hooks_folder(runtime_dir)
         self._places = namespaces_folder(runtime_dir)
@@ -49,6 +59,7 @@ class NamespaceMaker:
             "hooks": str(self._hooks),
             "places": str(self._places),
             "ids": self._ids,
+            "apart": self._apart,
         }
 
     @property
@@ -84,9 +95,11 @@ class NamespaceMaker:
         require(keeper.pid)
         record = self._folder / f"{self.name}.json"
         written = record.with_suffix(".new")
-        written.write_text(json.dumps({"keeper": [*keeper], "image": self._image}))
+        written.write_text(
+            json.dumps({"keeper": [*keeper], "image": self._image, "apart": self._apart})
+        )
         written.rename(record)
-        self.namespace = PidNamespace(keeper, self._image)
+        self.namespace = PidNamespace(keeper, self._image, self._apart)
         os.write(self._go, str(keeper.pid).encode())
         return self.namespace
 

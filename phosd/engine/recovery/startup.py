@@ -5,8 +5,9 @@ import logging
 from collections.abc import Collection, Mapping
 from functools import partial
 
-from phosd.engine.criu import clone, owned_processes
+from phosd.engine.criu import owned_processes
 from phosd.engine.criu import restore as criu_restore
+from phosd.engine.criu.private_copy import remove_copies
 from phosd.engine.criu.saved_tree import restoring_user
 from phosd.engine.hook_client import places
 from phosd.engine.hook_client.link import HookState, reach
@@ -53,6 +54,9 @@ def settle(node: Node, interrupted: Collection[InterruptedJob]) -> dict[int, str
         _settle_resume(node, each, account)
     still = {pid: each.pid for each in (*asleep, *silent) for pid in each.pids}
     with overdue("settling restores that had begun"):
+        for place in pid_namespaces.living(node.config.runtime_dir):
+            if place.apart:
+                namespace_maker.end(place)
         said = {job.job: _text(node, job, account, still) for job in interrupted}
     for what, clear in (
         ("sockets of hooks", partial(places.sweep, node.config.runtime_dir)),
@@ -131,7 +135,7 @@ def _settle_restore(node: Node, manifest: Manifest, since: int) -> str:
         folder = node.store.image_folder(manifest.id)
         for tree in manifest.trees:
             criu_restore.close_to_others(folder / tree.folder)
-        clone.remove_copies(folder)
+        remove_copies(folder)
 
 
 def _settle_in_namespaces(node: Node, manifest: Manifest, since: int) -> str:

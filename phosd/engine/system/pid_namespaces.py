@@ -24,10 +24,13 @@ _FOLDER = "namespaces"
 
 @dataclass(frozen=True)
 class PidNamespace:
-    """A namespace by its ``keeper``; ``image`` is the image that was restored there, if one was."""
+    """A namespace by its ``keeper``; ``image`` is the image that was restored there, if one was.
+    ``apart``: that is rehearsed only, and ends with phosd's job.
+    """
 
     keeper: ProcessId
     image: str = ""
+    apart: bool = False
 
     @property
     def lives(self) -> bool:
@@ -84,7 +87,9 @@ def living(runtime_dir: Path) -> Iterator[PidNamespace]:
     for path in folder(runtime_dir).glob("*.json"):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # just removed, or made
             told = json.loads(path.read_text())
-            found = PidNamespace(ProcessId(*told["keeper"]), str(told["image"]))
+            found = PidNamespace(
+                ProcessId(*told["keeper"]), str(told["image"]), bool(told.get("apart"))
+            )
             if found.lives:
                 yield found
             else:

@@ -4,12 +4,16 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from phosd.engine.criu.program import Criu
-from tests.node.criu.life import Life
+from phosd.engine.hook_client.places import hooks_folder
+from phosd.engine.program.namespace_maker import end
+from phosd.engine.system import pid_namespaces
+from tests.node.criu.life import USER, Life
 
 
 @pytest.fixture(scope="session")
@@ -42,3 +46,15 @@ def lives(criu: Criu, tmp_path: Path) -> Iterator[Callable[[int], Life]]:
 def life(lives: Callable[[int], Life]) -> Life:
     """A program of root."""
     return lives(0)
+
+
+@pytest.fixture
+def beside(lives: Callable[[int], Life], tmp_path: Path) -> Iterator[Life]:
+    """A program of a user's, of which more than one may be restored, in pid namespaces."""
+    made = lives(USER)
+    made.criu = replace(made.criu, runtime_dir=tmp_path)
+    hooks_folder(tmp_path).mkdir()
+    yield made
+    for left in pid_namespaces.living(tmp_path):
+        end(left)
+    Path("/dev/shm", made.home.name).unlink(missing_ok=True)

@@ -38,6 +38,38 @@ while True:
     time.sleep(0.005)
 """
 
+HOLDER = """
+import fcntl, mmap, os, socket, sys
+def hold(kind):
+    if kind in ("TCP", "UDP"):
+        made = socket.socket(type=socket.SOCK_STREAM if kind == "TCP" else socket.SOCK_DGRAM)
+        made.bind(("127.0.0.1", 0))
+        if kind == "TCP":
+            made.listen()
+    elif kind == "connection":
+        listening = socket.create_server(("127.0.0.1", 0))
+        made = socket.create_connection(listening.getsockname()), listening.accept()
+        listening.close()
+    elif kind in ("@abstract", "path"):
+        made = socket.socket(socket.AF_UNIX)
+        made.bind("\\0" + os.getcwd() if kind[0] == "@" else os.getcwd() + "/socket")
+        made.listen()
+    elif kind in ("flock", "lockf"):
+        open(kind, "w").close()
+        made = open(kind, "r+" if kind == "lockf" else "r")
+        getattr(fcntl, kind)(made, fcntl.LOCK_EX)
+    elif kind == "fifo":
+        os.mkfifo(kind)
+        made = os.open(kind, os.O_RDWR)
+    else:
+        file = os.open("/dev/shm/" + os.path.basename(os.getcwd()), os.O_RDWR | os.O_CREAT)
+        os.ftruncate(file, mmap.PAGESIZE)
+        made = mmap.mmap(file, mmap.PAGESIZE)
+    return made
+held = [hold(kind) for kind in sys.argv[1:]]
+"""
+"""Holds what its arguments say, and counts."""
+
 T = TypeVar("T")
 
 

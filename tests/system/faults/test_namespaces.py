@@ -83,7 +83,7 @@ def test_nothing_of_a_clone_stays_and_the_original_goes_on(
             assert clone() in (DIED, "failed"), point
             plant.stop()
             plant.start()
-            assert not [*(plant.place / "state" / "images" / image).glob("clone-*")], point
+            assert not [*(plant.place / "state" / "images" / image).glob("copy-*")], point
             for each in there():
                 assert plant.last()["message"].count("runs"), point
                 end(each)

@@ -1,0 +1,67 @@
+"""Give a restore CRIU's files with other names in ``files.img``; the image's stay as they are.
+
+All but ``files.img`` are links to the image's, which are hashed while CRIU works. That one is
+compared with its digest before it is changed: what is made of it has none.
+"""
+
+import contextlib
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from phosd.engine.criu.image_file import Field, fields, message, rewrite
+from phosd.engine.criu.saved_tree import SavedTree
+from phosd.engine.image.private_files import file_digest, open_private
+from phosd.errors import ImageCorrupt
+
+FILES = "files.img"
+_FOLDER = "copy-"
+
+Change = Callable[[list[Field]], Iterable[Field]]
+
+
+@contextlib.contextmanager
+def private_copy(tree: SavedTree, change: Change) -> Iterator[SavedTree]:
+    """Yield the tree with a folder of its own, beside the image's, in which every entry of
+    ``files.img`` is changed.
+
+    Raises :class:`ImageCorrupt` if that is not the recorded file.
+    """
+    folder = Path(tempfile.mkdtemp(prefix=_FOLDER, dir=tree.folder.parent))
+    try:
+        for file in tree.record.files:
+            (folder / file.path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            os.link(tree.folder / file.path, folder / file.path, follow_symlinks=False)
+        _require_as_saved(tree, folder / FILES)
+        rewrite(folder / FILES, change)
+        yield replace(tree, folder=folder)
+    finally:
+        shutil.rmtree(folder)
+
+
+def remove_copies(folder: Path) -> None:
+    """Remove the copies that a killed phosd has left in the folder of an image."""
+    for left in folder.glob(f"{_FOLDER}*"):
+        shutil.rmtree(left)
+
+
+def changed(field: Field, change: Change) -> Field:
+    """Return a field that is a message with another content."""
+    assert isinstance(field.value, bytes)
+    return Field.of(field.number, message(change([*fields(field.value)])))
+
+
+def _require_as_saved(tree: SavedTree, path: Path) -> None:
+    descriptor = open_private(path, os.O_RDONLY)
+    try:
+        found = file_digest(descriptor)
+    finally:
+        os.close(descriptor)
+    if found not in {file.sha256 for file in tree.record.files if file.path == FILES}:
+        raise ImageCorrupt(
+            f"{tree.folder / FILES} is not what was saved",
+            hint="restore another image; this one is damaged",
+        )

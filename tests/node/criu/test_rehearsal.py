@@ -1,0 +1,101 @@
+"""Rehearsals of a restore: all is made, nothing runs, and what the original has is as it was."""
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from phosd.engine.criu.rehearsal import Rehearsal
+from phosd.engine.criu.restore import rehearse_tree
+from phosd.engine.job.cancellation import Cancellation
+from phosd.engine.system import pid_namespaces
+from phosd.errors import Cancelled, Internal
+from tests.node.criu.life import COUNTER, HOLDER, Life, in_order
+
+KINDS = ("TCP", "UDP", "connection", "@abstract", "path", "flock", "lockf", "fifo", "shm")
+DELETED = """
+deleted = open("deleted", "w+")
+deleted.write("kept")
+deleted.flush()
+os.remove("deleted")
+other = open("other", "w")
+other.write("x" * 5000)
+other.flush()
+os.write(held[-2], b"in the pipe")
+"""
+
+
+@pytest.fixture
+def scratch() -> Iterator[Path]:
+    """A folder in memory, which is removed with what is in it."""
+    folder = Path("/dev/shm", f"phos-test-rehearsal-{os.getpid()}")
+    folder.mkdir(mode=0o700)
+    yield folder
+    assert {path.name for path in folder.iterdir()} <= {"files"}
+    for path in (folder / "files").iterdir():
+        path.unlink()
+    (folder / "files").rmdir()
+    folder.rmdir()
+
+
+def rehearse(life: Life, scratch: Path, cancellation: Cancellation | None = None) -> None:
+    rehearsal = Rehearsal(life.saved_tree, scratch)
+    rehearsal.require_possible()
+    rehearse_tree(life.criu, rehearsal, "image", cancellation)
+
+
+def nothing_stays(life: Life) -> None:
+    assert life.criu.runtime_dir is not None
+    assert not [*pid_namespaces.living(life.criu.runtime_dir)]
+    assert [path.name for path in life.private.iterdir()] == ["images"]
+
+
+def seen(folder: Path) -> dict[str, object]:
+    """What is in a folder, as far as the counter does not change it."""
+    found: dict[str, object] = {}
+    for path in [folder, *folder.iterdir(), Path("/dev/shm", folder.name)]:
+        status = path.lstat()
+        content = path.read_bytes() if stat.S_ISREG(status.st_mode) else b""
+        if path.name != "log":
+            times = (status.st_mtime_ns, status.st_ctime_ns)
+            found[str(path)] = (status.st_ino, status.st_mode, status.st_size, times, content)
+    return found
+
+
+def test_what_the_original_has_is_as_it_was(beside: Life, scratch: Path) -> None:
+    beside.start(HOLDER + DELETED + COUNTER, *KINDS)
+    beside.counts_on()
+    beside.dump()
+    before = seen(beside.home)
+    assert len(before) > 7
+    rehearse(beside, scratch)
+    assert seen(beside.home) == before
+    assert in_order(beside.counts_on()), "nothing twice: nobody else wrote to its log"
+    pipe = os.open(beside.home / "fifo", os.O_RDONLY | os.O_NONBLOCK)
+    assert os.read(pipe, 100) == b"in the pipe"
+    os.close(pipe)
+    nothing_stays(beside)
+
+
+def test_what_would_fail_is_named(beside: Life, scratch: Path) -> None:
+    beside.start("read = open('program.py')\n" + COUNTER)
+    beside.counts_on()
+    beside.dump()
+    (beside.home / "program.py").unlink()
+    with pytest.raises(Internal, match=r"criu restore failed.*program\.py"):
+        rehearse(beside, scratch)
+    nothing_stays(beside)
+    beside.counts_on()
+
+
+def test_it_can_be_cancelled(beside: Life, scratch: Path) -> None:
+    beside.start(COUNTER)
+    beside.counts_on()
+    beside.dump()
+    cancelled = Cancellation()
+    cancelled.cancel()
+    with pytest.raises(Cancelled):
+        rehearse(beside, scratch, cancelled)
+    nothing_stays(beside)
