@@ -111,6 +111,13 @@ def interval(text: str) -> float:
     type=click.IntRange(1, 1000),
     help="With --every: how many of these images to keep (default: 5).",
 )
+@click.option(
+    "--rehearse",
+    is_flag=True,
+    default=None,  # not sent by default: an older phosd does not know it
+    help="With --every: rehearse the restore of each of these images, as `phos verify --rehearse` "
+    "does. `phos images` and `phos events` tell what would fail.",
+)
 def checkpoint(settings: Settings, pid: int, dry_run: bool, **given: Any) -> None:
     """Save process PID and its children as an image, and let it go on, or end it.
 
@@ -132,6 +139,11 @@ def checkpoint(settings: Settings, pid: int, dry_run: bool, **given: Any) -> Non
         raise click.UsageError("--in-memory says when a program is ended; give --end, too")
     if given["keep"] and not given["every"]:
         raise click.UsageError("--keep is for checkpoints that repeat; give --every, too")
+    if given["rehearse"] and not given["every"]:
+        raise click.UsageError(
+            "--rehearse is for checkpoints that repeat; give --every, too, or use "
+            "`phos verify --rehearse` when the image is there"
+        )
     wanted = variants({name: value for name, value in given.items() if value is not None})
     if dry_run:
         from phosd.cli.dry_run import tell_checks

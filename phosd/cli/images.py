@@ -44,7 +44,9 @@ def images(settings: Settings, image: str | None) -> None:
     # The owner of all that a user has is the first to be left out.
     own = all(row["owner"] == os.geteuid() for row in rows)
     noted = any(row["note"] for row in rows)
-    least = ("SHARED", "VERIFIED", "MODE", "STORED", "STATE", "SIZE", *(["NOTE"] if noted else []))
+    rehearsed = any(row["rehearsed"] is not None for row in rows)
+    least = ["SHARED", "VERIFIED", "MODE", "STORED", "STATE", "SIZE"]
+    least += ["REHEARSED"] * rehearsed + ["NOTE"] * noted
     settings.rows(
         sorted(rows, key=lambda row: str(row["id"])),
         {
@@ -59,6 +61,7 @@ def images(settings: Settings, image: str | None) -> None:
             "MODE": lambda row: row["mode"],
             "STATE": lambda row: row["state"],
             "VERIFIED": _verified,
+            **({"REHEARSED": _rehearsed} if rehearsed else {}),
             **({"NOTE": _short_note} if noted else {}),
             "COMMAND": lambda row: (shlex.join(row["command"]), _damage(row)),
         },
@@ -91,6 +94,7 @@ def _show(settings: Settings, image: str) -> None:
             "parent": row["parent"] or "",
             "state": row["state"],
             "verified": _verified(row),
+            "rehearsed": _rehearsal(row),
             "note": _note(row),
             "output": ", ".join(row["output"]),
         }
@@ -157,6 +161,20 @@ def _verified(row: dict[str, Any]) -> str:
     return "whole" if row["whole"] else "DAMAGED"
 
 
+def _rehearsed(row: dict[str, Any]) -> str:
+    if row["rehearsed"] is None:
+        return ""
+    return "FAILED" if row["rehearsal_error"] else "done"
+
+
+def _rehearsal(row: dict[str, Any]) -> str:
+    """Return when the restore was rehearsed last, and what came of it."""
+    if row["rehearsed"] is None:
+        return ""
+    done = "all of it was made, and nothing ran"
+    return f"{local_time(row['rehearsed'])}: {row['rehearsal_error'] or done}"
+
+
 def _row(image: dict[str, Any]) -> dict[str, Any]:
     return {
         "id": image["Id"],
@@ -182,4 +200,6 @@ def _row(image: dict[str, Any]) -> dict[str, Any]:
         "name": image.get("Name") or None,
         "number": image.get("Number") or None,
         "note": image.get("Note") or None,
+        "rehearsed": time_text(image["Rehearsed"]) if image.get("Rehearsed") else None,
+        "rehearsal_error": image.get("RehearsalError") or None,
     }

@@ -34,7 +34,7 @@ _COMMANDS = {
     "folder, anything that fsspec knows.",
     "pull": "Store an image that `phos push` has brought to URL: the newest, or the one whose id "
     "there is IMAGE, or begins with it.",
-    "verify": "Read all of IMAGES and compare them with their digests.",
+    "verify": "Read all of IMAGES and compare them with their digests, or rehearse their restores.",
     "rm": "Delete IMAGES for good.",
     "prune": "Delete output of `phos run` that nothing needs any more, and with --images old "
     "images.",

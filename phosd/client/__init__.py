@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         ResumeOptions,
         StopOptions,
         SuspendOptions,
+        VerifyOptions,
     )
     from phosd.client.past import Event
     from phosd.client.records import Gpu, Image, Job, Manager, Phase, Process, Record
@@ -53,6 +54,7 @@ else:
                 "ResumeOptions",
                 "StopOptions",
                 "SuspendOptions",
+                "VerifyOptions",
             ),
         },
     )
@@ -83,4 +85,5 @@ __all__ = [
     "Step",
     "StopOptions",
     "SuspendOptions",
+    "VerifyOptions",
 ]

@@ -17,11 +17,11 @@ from phosd.client.options import (
     CheckpointOptions,
     EventOptions,
     HistoryOptions,
-    JobOptions,
     MigrateOptions,
     RestoreOptions,
     ResumeOptions,
     SuspendOptions,
+    VerifyOptions,
 )
 from phosd.client.past import Event, event, past_job
 from phosd.client.records import Gpu, Image, Job, Manager, Process, Record, record_of
@@ -178,7 +178,7 @@ class AsyncClient:
         """
         return self._handle(await self._calls.restore(image, **_plain(options)))
 
-    async def verify(self, image: str, **options: Unpack[JobOptions]) -> "AsyncJobHandle":
+    async def verify(self, image: str, **options: Unpack[VerifyOptions]) -> "AsyncJobHandle":
         """Read every byte of an image again. The job fails with
         :class:`~phosd.errors.ImageCorrupt` if one is wrong.
         """

@@ -42,7 +42,8 @@ class StopOptions(QueueOptions, total=False):
 
 class CheckpointOptions(StopOptions, total=False):
     """``deadline``: the seconds that the program may take to come to rest; ``every``: the seconds
-    after which the checkpoint is repeated, of which the last ``keep`` images stay. What the others
+    after which the checkpoint is repeated, of which the last ``keep`` images stay; ``rehearse``:
+    the restore of each is rehearsed. What the others
     mean is said in docs/reference/dbus.md.
     """
 
@@ -57,6 +58,7 @@ class CheckpointOptions(StopOptions, total=False):
     in_memory: bool
     every: float
     keep: int
+    rehearse: bool
 
 
 class RestoreOptions(JobOptions, total=False):
@@ -74,6 +76,15 @@ class RestoreOptions(JobOptions, total=False):
     clone: str
     clone_files: Literal["copy", "share", "refuse"]
     gpu: str
+
+
+class VerifyOptions(JobOptions, total=False):
+    """``rehearse``: the restore is rehearsed, up to the program's first instruction, and ``files``
+    is as of a restore.
+    """
+
+    rehearse: bool
+    files: Literal["keep", "cut"]
 
 
 class MigrateOptions(StopOptions, total=False):

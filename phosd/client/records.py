@@ -71,7 +71,8 @@ class Image:
     """A saved process. ``gpus`` has the UUID and the chip of each GPU; ``whole`` is the result of
     the last verification, None before the first; ``output`` and ``name`` as of a :class:`Process`,
     ``number`` tells the owner's images with that name apart, and ``note`` is what they have written
-    of it.
+    of it. ``rehearsed``: when its restore was rehearsed last, and ``rehearsal_error`` why that
+    failed.
     """
 
     path: str
@@ -98,6 +99,8 @@ class Image:
     name: str = ""
     number: int = 0
     note: str = ""
+    rehearsed: float | None = None
+    rehearsal_error: str = ""
 
 
 @dataclass(frozen=True)
@@ -299,6 +302,8 @@ def _image(path: str, values: Values) -> Image:
         name=values.text("Name"),
         number=values.whole("Number"),
         note=values.text("Note"),
+        rehearsed=values.time("Rehearsed"),
+        rehearsal_error=values.text("RehearsalError"),
     )
 
 

@@ -14,11 +14,11 @@ from phosd.client.options import (
     CheckpointOptions,
     EventOptions,
     HistoryOptions,
-    JobOptions,
     MigrateOptions,
     RestoreOptions,
     ResumeOptions,
     SuspendOptions,
+    VerifyOptions,
 )
 from phosd.client.past import Event
 from phosd.client.records import Gpu, Image, Job, Manager, Process
@@ -197,7 +197,7 @@ class Client:
         """Run the program of an image again, as :meth:`AsyncClient.restore` does."""
         return self._begun(self._client.restore(image, **options))
 
-    def verify(self, image: str, **options: Unpack[JobOptions]) -> "JobHandle":
+    def verify(self, image: str, **options: Unpack[VerifyOptions]) -> "JobHandle":
         """Read every byte of an image again, as :meth:`AsyncClient.verify` does."""
         return self._begun(self._client.verify(image, **options))
 

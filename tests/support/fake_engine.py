@@ -38,6 +38,7 @@ from phosd.service.jobs.options import (
     RestoreRequest,
     ResumeRequest,
     SuspendRequest,
+    VerifyRequest,
 )
 from phosd.service.process_identity import identify
 
@@ -285,6 +286,11 @@ class FakeEngine:
 
     def verify(self, image: str, progress: Progress) -> None:
         progress.phase("verify")
+        self.act(progress)
+
+    def rehearse(self, image: str, request: VerifyRequest, caller: int, progress: Progress) -> None:
+        self.moves.append(("rehearse", image, request, caller))
+        progress.phase("load")
         self.act(progress)
 
     def images(self) -> list[Manifest]:

@@ -8,7 +8,7 @@ import contextlib
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -42,10 +42,13 @@ def private_copy(tree: SavedTree, change: Change) -> Iterator[SavedTree]:
         shutil.rmtree(folder)
 
 
-def remove_copies(folder: Path) -> None:
-    """Remove the copies that a killed phosd has left in the folder of an image."""
-    for left in folder.glob(f"{_FOLDER}*"):
-        shutil.rmtree(left)
+def remove_left(folder: Path, trees: Collection[str]) -> None:
+    """Remove what a killed phosd has left in an image's folder: such copies, and CRIU's working
+    folders. ``trees`` are the names of those that belong to it.
+    """
+    for left in folder.iterdir():
+        if left.name not in trees and left.is_dir() and not left.is_symlink():
+            shutil.rmtree(left)
 
 
 def changed(field: Field, change: Change) -> Field:

@@ -7,7 +7,7 @@ from functools import partial
 
 from phosd.engine.criu import owned_processes
 from phosd.engine.criu import restore as criu_restore
-from phosd.engine.criu.private_copy import remove_copies
+from phosd.engine.criu.private_copy import remove_left
 from phosd.engine.criu.saved_tree import restoring_user
 from phosd.engine.hook_client import places
 from phosd.engine.hook_client.link import HookState, reach
@@ -135,7 +135,7 @@ def _settle_restore(node: Node, manifest: Manifest, since: int) -> str:
         folder = node.store.image_folder(manifest.id)
         for tree in manifest.trees:
             criu_restore.close_to_others(folder / tree.folder)
-        remove_copies(folder)
+        remove_left(folder, {tree.folder for tree in manifest.trees})
 
 
 def _settle_in_namespaces(node: Node, manifest: Manifest, since: int) -> str:

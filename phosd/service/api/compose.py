@@ -32,6 +32,7 @@ from phosd.service.samples import Samples
 from phosd.service.tasks.checkpoints import Checkpoints
 from phosd.service.tasks.own_checkpoints import OwnCheckpoints
 from phosd.service.tasks.periodic import Periodic
+from phosd.service.tasks.verifications import Verifications
 
 
 def compose(config: Config, engine: Engine, connection: Connection, history: History) -> Manager:
@@ -58,6 +59,7 @@ def compose(config: Config, engine: Engine, connection: Connection, history: His
     checkpoints = Checkpoints(
         engine, history, jobs, reports.write_down, lambda pid: inventory.gpus_of(pid)
     )
+    verifications = Verifications(engine, history, jobs, reports.write_down)
     periodic = Periodic(
         checkpoints,
         jobs,
@@ -65,6 +67,7 @@ def compose(config: Config, engine: Engine, connection: Connection, history: His
         config.periodic,
         lambda target: inventory.renew(target.pid),
         lambda target: inventory.suspended(target.pid),
+        verifications.rehearse_next,
     )
     interfaces = ObjectInterfaces(
         process_interface(ProcessMethods(engine, history, rights, readers)),
@@ -86,6 +89,7 @@ def compose(config: Config, engine: Engine, connection: Connection, history: His
             jobs,
             rights,
             checkpoints,
+            verifications,
             periodic,
             readers,
             pids,

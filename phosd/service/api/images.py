@@ -19,11 +19,12 @@ from phosd.service.dbus.query_pool import Readers
 from phosd.service.dbus.spec import method
 from phosd.service.history.history import History
 from phosd.service.jobs.engine import Engine
-from phosd.service.jobs.options import CheckpointRequest, JobOptions, RestoreRequest
+from phosd.service.jobs.options import CheckpointRequest, RestoreRequest, VerifyRequest
 from phosd.service.jobs.table import Job, JobTable, Outcome, Task
 from phosd.service.process_identity import Target, identify, key_of
 from phosd.service.tasks.checkpoints import Checkpoints, require_possible
 from phosd.service.tasks.periodic import Periodic
+from phosd.service.tasks.verifications import Verifications
 
 CheckRow = tuple[str, str, str]
 NO_JOB = "/"
@@ -42,6 +43,7 @@ class Images:
         jobs: JobTable,
         rights: Rights,
         checkpoints: Checkpoints,
+        verifications: Verifications,
         periodic: Periodic,
         readers: Readers,
         pids: CallerPids,
@@ -53,6 +55,7 @@ class Images:
         self._jobs = jobs
         self._rights = rights
         self._checkpoints = checkpoints
+        self._verifications = verifications
         self._periodic = periodic
         self._readers = readers
         self._pids = pids
@@ -151,25 +154,11 @@ class Images:
         return [check_row(each) for each in found]
 
     @method("VerifyImage", "sa{sv}", job="o")
-    async def verify_image(self, caller: Caller, image: str, options: JobOptions) -> str:
-        """Read every byte of an image again; options: {options}."""
-        manifest, _acting = await self._image_for(caller, Action.VERIFY, image)
-
-        def work(progress: Progress) -> Outcome:
-            whole = None
-            try:
-                self._engine.verify(image, progress)
-                whole = True
-            except ImageCorrupt:
-                whole = False
-                raise
-            finally:
-                self._history.image(manifest, whole)
-                self._history.flush()  # the image's properties are read from the history
-            return Outcome(image)
-
-        task = Task("verify", image, caller.uid, _claims(image), work, token=options.token)
-        return job_path(self._jobs.submit(task, self._write_down))
+    async def verify_image(self, caller: Caller, image: str, options: VerifyRequest) -> str:
+        """Read every byte of an image again, or rehearse its restore; options: {options}."""
+        action = Action.RESTORE if options.rehearse else Action.VERIFY
+        manifest, acting = await self._image_for(caller, action, image)
+        return job_path(self._verifications.start(manifest, options, caller.uid, acting))
 
     @method("DeleteImage", "sa{sv}")
     async def delete_image(self, caller: Caller, image: str) -> None:

@@ -166,13 +166,15 @@ class Inventory:
         manifests = await asyncio.to_thread(self._engine.images)
         notes = await asyncio.to_thread(self._engine.notes)
         verified = await asyncio.to_thread(self._history.verified)
+        rehearsed = await asyncio.to_thread(self._history.rehearsed)
         current = {}
         held: set[int] = set()
         for manifest in manifests:
             path = image_path(manifest.id)
             found = verified.get(manifest.id, (0.0, False))
             near, note = manifest.id in in_memory, notes.get(manifest.id, "")
-            image = self._image(path, manifest, held, found, note, in_memory=near)
+            last = rehearsed.get(manifest.id, (0.0, ""))
+            image = self._image(path, manifest, held, found, note, last, in_memory=near)
             current[path] = image
             held |= image.pack_bytes.keys()
         for path in self.images.keys() - current.keys():
@@ -201,6 +203,7 @@ class Inventory:
         held: Set[int],
         found: tuple[float, bool],
         note: str,
+        rehearsed: tuple[float, str],
         *,
         in_memory: bool,
     ) -> ImageView:
@@ -211,9 +214,9 @@ class Inventory:
         known = self.images.get(path) or ImageView(manifest)
         shared = frozenset(known.pack_bytes.keys() & held)
         same = (known.verified, known.verified_ok, known.shared, known.in_memory, known.note)
-        if same == (*found, shared, in_memory, note):
+        if (*same, known.rehearsed) == (*found, shared, in_memory, note, rehearsed):
             return known
-        return ImageView(manifest, *found, shared, in_memory, note)
+        return ImageView(manifest, *found, shared, in_memory, note, rehearsed)
 
     async def look_again(self) -> None:
         """Look for processes, and for GPUs whatever the sampling period: a job has moved something,

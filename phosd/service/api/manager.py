@@ -59,6 +59,8 @@ FEATURES = (
     "pid-namespaces",
     "transfers",
     "restore-gpu",
+    "clones",
+    "rehearsals",
 )
 _CHANGEABLE = ("retention_days", "periodic", "limits", "max_jobs", "jobs_per_gpu", "min_free")
 """Settings that can change while phosd runs."""

@@ -284,6 +284,19 @@ def image_interface(methods: ImageMethods | type[ImageMethods]) -> Interface:
             Property(
                 "VerifiedWhole", "b", "Whether it was whole then.", lambda view: view.verified_ok
             ),
+            Property(
+                "Rehearsed",
+                "t",
+                ("When its restore was rehearsed last, in microseconds since the epoch; 0: never."),
+                lambda view: microseconds(view.rehearsed[0]),
+            ),
+            Property(
+                "RehearsalError",
+                "s",
+                "Why that failed; empty: it did not.",
+                lambda view: view.rehearsed[1],
+                private=True,
+            ),
         ),
     )
 

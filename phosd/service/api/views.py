@@ -57,7 +57,8 @@ class ImageView:
     """An image, when it was last verified, and whether it was intact.
 
     ``shared`` are its packs that an older image needs, too. ``in_memory``: it is not on the disk
-    yet. ``note``: what its owner has written of it.
+    yet. ``note``: what its owner has written of it. ``rehearsed``: when its restore was rehearsed
+    last, and why it would have failed.
     """
 
     manifest: Manifest
@@ -66,6 +67,7 @@ class ImageView:
     shared: frozenset[int] = frozenset()
     in_memory: bool = False
     note: str = ""
+    rehearsed: tuple[float, str] = (0.0, "")
 
     @property
     def state(self) -> str:

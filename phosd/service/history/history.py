@@ -162,14 +162,21 @@ class History:
         self.event(Event("interrupted", subject, text, Severity.WARNING, record.owner))
 
     def image(
-        self, manifest: Manifest, whole: bool | None = None, made_for: Schedule | None = None
+        self,
+        manifest: Manifest,
+        whole: bool | None = None,
+        made_for: Schedule | None = None,
+        rehearsal: str | None = None,
     ) -> None:
-        """Record an image. ``whole`` is the result of a verification just made, ``made_for`` the
-        schedule that the image belongs to.
+        """Record an image. ``whole`` is the result of a verification just made, ``rehearsal`` why a
+        restore just rehearsed would fail (empty: it would not), ``made_for`` the schedule that the
+        image belongs to.
         """
         row = _image_row(manifest)
         if whole is not None:
             row |= {"verified": time.time(), "verified_ok": int(whole)}
+        if rehearsal is not None:
+            row |= {"rehearsed": time.time(), "rehearsal": rehearsal}
         if made_for is not None:
             row["made_for"] = self._made_for[manifest.id] = made_for.key
         self._database.record(lambda db: db["images"].upsert(storable(row), pk="id"))
@@ -325,6 +332,13 @@ class History:
             "select id, verified, verified_ok from images where verified not null"
         )
         return {row["id"]: (row["verified"], bool(row["verified_ok"])) for row in rows}
+
+    def rehearsed(self) -> dict[str, tuple[float, str]]:
+        """Return when each image's restore was rehearsed last, and why it would have failed."""
+        rows = self._database.recall(
+            "select id, rehearsed, rehearsal from images where rehearsed not null"
+        )
+        return {row["id"]: (row["rehearsed"], str(row["rehearsal"])) for row in rows}
 
     def query(self, sql: str, params: Any = ()) -> list[Row]:
         """Return the rows of a reading statement. Raises :class:`Internal` when the file cannot be

@@ -176,3 +176,12 @@ def m006_nobody_read_them(db: Any) -> None:
 def m007_reasons(db: Any) -> None:
     """Add the code of what stood in the way of a job; null or empty: none."""
     db["jobs"].add_column("reason", str)
+
+
+@migrations()
+def m008_rehearsals(db: Any) -> None:
+    """Add when the restore of an image was rehearsed last, and why it would fail; empty: it would
+    not.
+    """
+    db["images"].add_column("rehearsed", float)
+    db["images"].add_column("rehearsal", str)

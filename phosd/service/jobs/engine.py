@@ -23,6 +23,7 @@ from phosd.service.jobs.options import (
     RestoreRequest,
     ResumeRequest,
     SuspendRequest,
+    VerifyRequest,
 )
 
 
@@ -122,6 +123,11 @@ class Engine(Protocol):
 
     def verify(self, image: str, progress: Progress) -> None:
         """Read and check every byte of an image. Raises ``ImageCorrupt``."""
+
+    def rehearse(self, image: str, request: VerifyRequest, caller: int, progress: Progress) -> None:
+        """Rehearse the restore of an image: nothing of it runs, and nothing stays. Raises what that
+        would fail with.
+        """
 
     def images(self) -> list[Manifest]:
         """Return all published images, oldest first."""

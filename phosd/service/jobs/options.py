@@ -11,6 +11,7 @@ import msgspec
 from phosd.engine.operations.checkpoint import CheckpointChoices
 from phosd.engine.operations.import_image import ImportChoices
 from phosd.engine.operations.migrate import MigrateChoices
+from phosd.engine.operations.rehearse import RehearseOptions
 from phosd.engine.operations.restore import RestoreOptions
 from phosd.engine.operations.resume import ResumeChoices
 from phosd.engine.operations.suspend import SuspendChoices
@@ -32,12 +33,14 @@ class JobOptions(Options, frozen=True):
 
 class CheckpointRequest(CheckpointChoices, frozen=True, omit_defaults=True, kw_only=True):
     """``parent`` may be ``auto``, too. ``every`` (seconds) repeats the checkpoint until the process
-    ends, and keeps the last ``keep`` images so made; 0 ends that.
+    ends, and keeps the last ``keep`` images so made; 0 ends that. ``rehearse``: the restore of each
+    is rehearsed.
     """
 
     queue: bool = False
     every: Seconds | None = None
     keep: Keep | None = None
+    rehearse: bool = False
     token: Token = ""
 
 
@@ -63,6 +66,15 @@ class ImportRequest(ImportChoices, frozen=True):
 
     owner: Annotated[int, msgspec.Meta(ge=0, lt=(1 << 32) - 1)] | None = None
     trust: bool = False
+    token: Token = ""
+
+
+class VerifyRequest(RehearseOptions, frozen=True):
+    """Options of a verification. With ``rehearse`` the image's restore is rehearsed, and ``files``
+    is as of that.
+    """
+
+    rehearse: bool = False
     token: Token = ""
 
 

@@ -59,12 +59,23 @@ class Schedule:
         return self.request.keep or KEEP
 
     @property
+    def rehearse(self) -> bool:
+        """Whether the restore of each image is rehearsed."""
+        return self.request.rehearse
+
+    @property
     def each(self) -> CheckpointRequest:
         """The request for one checkpoint: its image shares chunks with the one before where
         possible.
         """
         return msgspec.structs.replace(
-            self.request, every=None, keep=None, token="", queue=False, parent="auto"
+            self.request,
+            every=None,
+            keep=None,
+            rehearse=False,
+            token="",
+            queue=False,
+            parent="auto",
         )
 
     @property

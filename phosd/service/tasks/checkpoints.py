@@ -205,6 +205,11 @@ def require_possible(request: CheckpointRequest) -> None:
             raise InvalidOption(
                 "keep is for checkpoints that repeat", hint="give `every` with it, in seconds"
             )
+        if request.rehearse:
+            raise InvalidOption(
+                "rehearse is for checkpoints that repeat",
+                hint="give `every` with it, or verify the image with `rehearse`",
+            )
         return
     if request.stands:
         raise InvalidOption(

@@ -30,6 +30,7 @@ from phosd.engine.operations.import_image import ImportOptions, import_image, tr
 from phosd.engine.operations.migrate import MigrateOptions, migrate
 from phosd.engine.operations.permissions import ROOT, require_may_export, require_may_restore
 from phosd.engine.operations.pid_namespace import make_pid_namespace
+from phosd.engine.operations.rehearse import rehearse
 from phosd.engine.operations.restore import restore, try_restore
 from phosd.engine.operations.resume import ResumeOptions, resume
 from phosd.engine.operations.suspend import SuspendOptions, suspend
@@ -48,6 +49,7 @@ from phosd.service.jobs.options import (
     RestoreRequest,
     ResumeRequest,
     SuspendRequest,
+    VerifyRequest,
 )
 
 _DRY_RUN_SECONDS = 30.0
@@ -208,6 +210,10 @@ class NodeEngine:
 
     def verify(self, image: str, progress: Progress) -> None:
         verify(self._node.store, image, progress)
+
+    def rehearse(self, image: str, request: VerifyRequest, caller: int, progress: Progress) -> None:
+        require_may_restore(self.image(image), caller)
+        rehearse(self._node, image, request, progress)
 
     def images(self) -> list[Manifest]:
         return self._node.store.list()

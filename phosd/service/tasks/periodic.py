@@ -7,7 +7,7 @@ import dataclasses
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 import msgspec
 
@@ -31,8 +31,9 @@ _log = logging.getLogger(__name__)
 
 class Periodic:
     """The schedules of this boot. ``changed`` is called with a process whose schedule has changed.
-    ``suspended`` returns whether a process is off its GPUs; a checkpoint due then is skipped. Use
-    it on the event loop only.
+    ``suspended`` returns whether a process is off its GPUs; a checkpoint due then is skipped.
+    ``rehearse`` is called with the image and the user of a schedule that has the restores of its
+    images rehearsed. Use it on the event loop only.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class Periodic:
         rules: Sequence[PeriodicRule],
         changed: Callable[[Target], None],
         suspended: Callable[[Target], bool] = lambda target: False,
+        rehearse: Callable[[str, int], Awaitable[None]] | None = None,
     ) -> None:
         self.rules = rules
         self._checkpoints = checkpoints
@@ -50,6 +52,7 @@ class Periodic:
         self._history = history
         self._changed = changed
         self._suspended = suspended
+        self._rehearse = rehearse
         self._boot = boot_id()
         self._schedules: dict[ProcessId, Schedule] = {}
         self._clocks: dict[ProcessId, asyncio.Task[None]] = {}
@@ -181,6 +184,8 @@ class Periodic:
                     self._end(schedule, str(job.error), Severity.WARNING)
                     return
                 failures = failures + 1 if job.state is JobState.FAILED else 0
+                if schedule.rehearse and self._rehearse and job.state is JobState.DONE:
+                    await self._rehearse(job.outcome.result, schedule.owner)
             due += schedule.every * min(2**failures, _MOST_DELAY)
             late = max(0, math.ceil((loop.time() - due) / schedule.every))
             if late and job is not None:

@@ -15,6 +15,8 @@ HOOK = tuple(p for p in Point if p.startswith("hook-"))
 RESTORE = tuple(
     p for p in Point if p.startswith("restore-") or p in (Point.MOVER_READ, Point.MOVER_COPY_IN)
 )
+REHEARSE = tuple(p for p in Point if p.startswith("rehearse-"))
+"""Met by rehearsals (test_namespaces.py)."""
 DELETE = tuple(p for p in Point if p.startswith("delete-"))
 MIGRATE = tuple(p for p in Point if p.startswith("migrate-") or p is Point.MOVER_FETCH)
 SUSPEND = tuple(p for p in Point if p.startswith("suspend-"))
@@ -28,7 +30,8 @@ STANDING = tuple(p for p in Point if p.startswith("standing-"))
 SAFE_POINT = (Point.SAFE_POINT,)
 """Met by programs that have safe points."""
 _SPECIAL = (*GROUP_STOP, *STANDING, *SAFE_POINT)
-OTHERS = (*WRITE_BACK, *HOOK, *RESTORE, *DELETE, *MIGRATE, *SUSPEND, *RESUME, *TRANSFER, *_SPECIAL)
+_OF_IMAGES = (*WRITE_BACK, *REHEARSE, *DELETE, *TRANSFER)
+OTHERS = (*_OF_IMAGES, *HOOK, *RESTORE, *MIGRATE, *SUSPEND, *RESUME, *_SPECIAL)
 CHECKPOINT = tuple(p for p in Point if p not in OTHERS)
 FAILING = (Kind.RAISE, Kind.ENOSPC, Kind.SHORT)
 ENDING = (Kind.KILL, Kind.HANG)

@@ -1,17 +1,19 @@
 """phosd is killed while it restores a program into a pid namespace of its own, or a clone."""
 
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from phosd.engine.faults import Kind
+from phosd.engine.image.private_files import unused
 from phosd.engine.program.namespace_maker import end
 from phosd.engine.system import pid_namespaces
 from tests.node.checkpoint_restore.conftest import Starter
 from tests.node.checkpoint_restore.cycle import Undisturbed, computes_right
 from tests.support.harness import parse, wait_until
 from tests.support.pids import occupy, release
-from tests.system.faults.case import RESTORE, played
+from tests.system.faults.case import REHEARSE, RESTORE, played
 from tests.system.faults.daemon_under_fault import DIED, Plant
 
 
@@ -66,6 +68,8 @@ def test_nothing_of_a_clone_stays_and_the_original_goes_on(
     plant.start()
     assert plant.end_of(plant.checkpoint(target.pid, "stop")) == "done"
     (image,) = plant.images()
+    folder = plant.place / "state" / "images" / image
+    whole = {path.name for path in folder.iterdir()}
     logs: list[Path] = []
 
     def clone() -> str:
@@ -83,7 +87,7 @@ def test_nothing_of_a_clone_stays_and_the_original_goes_on(
             assert clone() in (DIED, "failed"), point
             plant.stop()
             plant.start()
-            assert not [*(plant.place / "state" / "images" / image).glob("copy-*")], point
+            assert {path.name for path in folder.iterdir()} == whole, point
             for each in there():
                 assert plant.last()["message"].count("runs"), point
                 end(each)
@@ -98,3 +102,44 @@ def test_nothing_of_a_clone_stays_and_the_original_goes_on(
     finally:
         for each in there():
             end(each)
+
+
+def test_nothing_of_a_rehearsal_stays(
+    plant: Plant, start: Starter, undisturbed: Undisturbed
+) -> None:
+    """phosd is killed before each step of it, and while CRIU works."""
+    target = start("single")
+    target.wait_for_steps(3)
+    plant.start()
+    assert plant.end_of(plant.checkpoint(target.pid, "stop")) == "done"
+    (image,) = plant.images()
+    folder = plant.place / "state" / "images" / image
+    whole = {path.name for path in folder.iterdir()}
+
+    def begin() -> str:
+        return plant.begin("VerifyImage", "sa{sv}", image, 1, "rehearse", "b", "true")
+
+    def require_nothing_left() -> None:
+        plant.stop()
+        plant.start()
+        assert not [*pid_namespaces.living(plant.place / "run")]
+        assert {path.name for path in folder.iterdir()} == whole
+        for scratch in Path("/dev/shm").glob("phosd-*/files"):
+            with suppress(FileNotFoundError):  # another test's, whose rehearsal ends just now
+                assert not unused(scratch.parent), "nobody has it any more"
+
+    for point in REHEARSE:
+        for kind in (Kind.KILL, Kind.RAISE):
+            plant.stop()
+            plant.start(f"{point}:1:{kind}")
+            assert plant.end_of(begin()) in (DIED, "failed"), point
+            require_nothing_left()
+    for _ in range(3):
+        job = begin()
+        wait_until(lambda: plant.phase_of(job) in ("cpu", ""), "CRIU to begin")  # noqa: B023
+        plant.kill()
+        plant.start()
+        require_nothing_left()
+    assert plant.end_of(begin()) == "done", plant.last()
+    require_nothing_left()
+    computes_right(target, undisturbed)

@@ -11,6 +11,7 @@ from tests.system.faults.case import (
     GROUP_STOP,
     HOOK,
     MIGRATE,
+    REHEARSE,
     RESTORE,
     RESUME,
     SAFE_POINT,
@@ -23,7 +24,8 @@ from tests.system.faults.case import (
 
 def test_every_point_is_met_by_one_kind_of_job() -> None:
     moving = (*MIGRATE, *SUSPEND, *RESUME, *GROUP_STOP, *STANDING, *SAFE_POINT)
-    met = Counter([*CHECKPOINT, *RESTORE, *DELETE, *moving, *WRITE_BACK, *TRANSFER, *HOOK])
+    images = (*DELETE, *WRITE_BACK, *TRANSFER, *REHEARSE)
+    met = Counter([*CHECKPOINT, *RESTORE, *moving, *images, *HOOK])
     assert met == Counter(Point)
 
 

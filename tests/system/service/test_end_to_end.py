@@ -141,13 +141,17 @@ def test_save_kill_and_restore_over_the_bus(bus: str, tmp_path: Path) -> None:
             clones_beside_it(bus, tmp_path, image, output)
             (there,) = [p for p in phos(bus, tmp_path, "ps") if p["pid"] == pid]
             assert "'ordinal': 1" in str(there["gpus"])
+            rehearsed = phos(bus, tmp_path, "verify", image, "--rehearse")[-1]
+            assert (rehearsed["state"], rehearsed["mode"]) == ("done", "rehearsed")
+            (listed,) = phos(bus, tmp_path, "images")
+            assert listed["rehearsed"] and listed["rehearsal_error"] is None
         finally:
             os.kill(pid, signal.SIGKILL)
         again = parse(output.read_bytes()[position:])
         common = again.keys() & expected.keys()
         assert {step: again[step] for step in common} == {s: expected[s] for s in common}
         operations = [row["operation"] for row in phos(bus, tmp_path, "history")]
-        assert operations == [*["restore"] * 3, "verify", "checkpoint"]
+        assert operations == ["verify", *["restore"] * 3, "verify", "checkpoint"]
         phos(bus, tmp_path, "rm", image)
         assert phos(bus, tmp_path, "images") == []
 

@@ -15,7 +15,7 @@ import pytest
 
 from phosd.bus import Connection, Signal, path_of
 from phosd.engine.job.progress import Progress
-from phosd.errors import ImageCorrupt, OutOfSpace
+from phosd.errors import ImageCorrupt, Internal, OutOfSpace
 from tests.support.bus import busctl
 from tests.support.fake_engine import manifest
 from tests.support.harness import wait_until
@@ -342,6 +342,25 @@ def test_verification_is_remembered(service: Service) -> None:
     wait_for(service, job, "failed")
     assert service.get(job, "Job1", "Message") == '"chunk 7 differs; delete it"'
     wait_until(lambda: service.get(path, "Image1", "VerifiedWhole") == "false", "the note")
+
+
+def test_a_rehearsal_is_remembered_and_its_failure_told(service: Service) -> None:
+    service.engine.stored["i"] = manifest("i")
+    service.call("ListImages")
+    path, options = "/org/phos/image/i", (1, "rehearse", "b", "true")
+    wait_for(service, service.start("VerifyImage", "sa{sv}", "i", *options), "done")
+    wait_until(lambda: service.get(path, "Image1", "Rehearsed") != "0", "the note")
+    assert service.get(path, "Image1", "RehearsalError") == '""'
+
+    def fail(progress: Progress) -> None:
+        raise Internal("criu restore failed", hint="read its log")
+
+    service.engine.act = fail
+    wait_for(service, service.start("VerifyImage", "sa{sv}", "i", *options), "failed")
+    said = "criu restore failed; read its log"
+    wait_until(lambda: service.get(path, "Image1", "RehearsalError") == f'"{said}"', "the note")
+    assert service.get(path, "Image1", "Verified") == "0", "nobody says that it is damaged"
+    assert f"it could not be restored now: {said}" in service.call("ListEvents", "a{sv}", 0)
 
 
 def test_the_journal_is_there_while_the_job_runs_and_gone_afterwards(service: Service) -> None:

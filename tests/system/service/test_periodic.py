@@ -22,6 +22,7 @@ from phosd.service.jobs.table import Job, JobState, JobTable, Listener
 from phosd.service.process_identity import Target, identify
 from phosd.service.tasks.checkpoints import Checkpoints
 from phosd.service.tasks.periodic import Periodic
+from phosd.service.tasks.verifications import Verifications
 from tests.support.fake_engine import FakeEngine, manifest, this_process
 
 OFTEN = 0.05
@@ -42,6 +43,7 @@ class Node:
             self.engine, self.history, self.table, lambda job, target: None
         )
         self.suspended: Callable[[Target], bool] = lambda target: False
+        verifications = Verifications(self.engine, self.history, self.table, lambda job: None)
         self.periodic = Periodic(
             self.checkpoints,
             self.table,
@@ -49,6 +51,7 @@ class Node:
             rules,
             self.changed.append,
             lambda target: self.suspended(target),
+            verifications.rehearse_next,
         )
 
     def every(self, seconds: float, keep: int = 2, **options: object) -> Job:
@@ -126,6 +129,24 @@ def test_a_schedule_keeps_the_last_images_that_it_made_and_touches_no_other(
             here.history.flush()
             rows = here.history.query("select id from images where deleted is not null")
             assert {row["id"] for row in rows} == set(made[1:-2])
+
+    asyncio.run(run())
+
+
+def test_the_restore_of_each_image_is_rehearsed(tmp_path: Path) -> None:
+    """Jobs of their own; without the option there are none."""
+
+    async def run() -> None:
+        async with node(tmp_path) as here:
+            here.every(OFTEN, keep=2, rehearse=True)
+            await until(lambda: len(here.engine.moves) > 2, "the rehearsals")
+            here.periodic.end(ME, 0)
+            await asyncio.gather(*(here.table.wait(job) for job in here.jobs))
+            made = [j.outcome.result for j in here.jobs if j.task.operation == "checkpoint"]
+            rehearsed = [image for _, image, *_ in here.engine.moves]
+            assert rehearsed == made[: len(rehearsed)] and len(made) - len(rehearsed) <= 1
+            assert CheckpointRequest(rehearse=True) not in here.engine.requests
+            assert here.history.rehearsed().keys() == {*rehearsed}
 
     asyncio.run(run())
 
