@@ -260,6 +260,8 @@ def rehearse_tree(
         wanted = {process.pid for process in copy.processes}
 
         def require_made() -> bool:
+            if cancellation is not None:
+                cancellation.check()
             if missing := wanted - made.ids().keys():
                 raise Internal(
                     f"criu restore did not make process {min(missing)}",

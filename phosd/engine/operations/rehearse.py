@@ -26,6 +26,7 @@ from phosd.engine.job.progress import Progress
 from phosd.engine.node.machine import same_machine
 from phosd.engine.node.node import Node
 from phosd.engine.operations.admission import require_device_memory
+from phosd.engine.operations.image_gpus import place
 from phosd.engine.operations.load import device_bytes, loaded
 from phosd.engine.operations.restore import Files
 from phosd.errors import Internal, OutOfMemory
@@ -98,8 +99,9 @@ def _load(node: Node, image: Image, progress: Progress) -> None:
     others, as beside the original, compare its chunks with their digests on the CPU.
     """
     try:
-        require_device_memory(node, device_bytes(image.manifest))
-        with loaded(node, image, progress):
+        placement = place(node, image.manifest, "")
+        require_device_memory(node, device_bytes(image.manifest, placement.moves))
+        with loaded(node, image, progress, placement.moves):
             pass
     except OutOfMemory as error:
         progress.note(f"the device memory was read and hashed on the CPU only: {error.what}")
