@@ -17,8 +17,9 @@ from phosd.engine.operations.migrate import MigrateOptions, migrate
 from phosd.engine.operations.restore import RestoreOptions, restore, try_restore
 from phosd.engine.operations.resume import ResumeOptions, resume
 from phosd.engine.operations.suspend import SuspendOptions, suspend
+from phosd.engine.program import driver_checkpoint
 from phosd.engine.system.cuda import is_software
-from phosd.errors import GpuMismatch, InvalidOption, OutOfMemory
+from phosd.errors import GpuMismatch, Internal, InvalidOption, OutOfMemory
 from tests.node.checkpoint_restore.conftest import Starter
 from tests.node.checkpoint_restore.cycle import AFTER, Undisturbed, check, save
 from tests.support.gpu_memory import taken
@@ -90,6 +91,22 @@ def test_two_gpus_change_places(
     come_back(node, target, image, "0:1,1:0", undisturbed)
     assert gpus(node, target) == (0, 1)
     come_back(node, target, saved(node, target, mode), "", undisturbed)
+
+
+def test_a_driver_that_does_not_do_as_it_is_told(
+    node: Node, start: Starter, undisturbed: Undisturbed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GPUs reach each other's memory, so the program itself would not notice."""
+    target = start("single")
+    target.wait_for_steps(5)
+    image = saved(node, target, "stop")
+    do = driver_checkpoint.resume
+    with monkeypatch.context() as patch:
+        patch.setattr(driver_checkpoint, "resume", lambda pids, pairs: do(pids))
+        with pytest.raises(Internal, match=r"on GPU 0 instead of GPU 1"):
+            restore(node, image.id, RestoreOptions(gpu="1"), Progress())
+    assert not alive(target.pid)
+    come_back(node, target, image, "1", undisturbed)
 
 
 def test_without_the_hook(node: Node, start: Starter, undisturbed: Undisturbed) -> None:
