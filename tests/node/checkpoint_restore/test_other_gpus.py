@@ -19,7 +19,7 @@ from phosd.engine.operations.resume import ResumeOptions, resume
 from phosd.engine.operations.suspend import SuspendOptions, suspend
 from phosd.engine.program import driver_checkpoint
 from phosd.engine.system.cuda import is_software
-from phosd.errors import GpuMismatch, Internal, InvalidOption, OutOfMemory
+from phosd.errors import Internal, InvalidOption, OutOfMemory
 from tests.node.checkpoint_restore.conftest import Starter
 from tests.node.checkpoint_restore.cycle import AFTER, Undisturbed, check, save
 from tests.support.gpu_memory import taken
@@ -56,29 +56,23 @@ def come_back(
     return progress
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_another_gpu_and_back(
-    mode: str, node: Node, start: Starter, undisturbed: Undisturbed
-) -> None:
+def test_another_gpu_and_back(node: Node, start: Starter, undisturbed: Undisturbed) -> None:
     """And all that can be done with a program there, too."""
     target = start("single")
     target.wait_for_steps(5)
-    first = saved(node, target, mode)
+    first = saved(node, target, "concurrent")
     told = come_back(node, target, first, "1", undisturbed)
     assert "GPU 1 in place of GPU 0" in told.notes and gpus(node, target) == (1,)
-    second = saved(node, target, mode, parent="" if mode == "driver" else first.id)
+    suspend(node, target.pid, SuspendOptions(), Progress())
+    resume(node, target.pid, ResumeOptions(gpu="0"), Progress())
+    migrate(node, target.pid, MigrateOptions("1"), Progress())
+    second = saved(node, target, "concurrent", parent=first.id)
     assert [gpu.ordinal for gpu in second.gpus if gpu.used] == [1]
     told = come_back(node, target, second, "", undisturbed)
     assert not told.notes and gpus(node, target) == (1,)
-    third = saved(node, target, mode)
-    come_back(node, target, third, "1:0", undisturbed)
+    target.kill()
+    come_back(node, target, second, "1:0", undisturbed)
     assert gpus(node, target) == (0,)
-    suspend(node, target.pid, SuspendOptions(), Progress())
-    resume(node, target.pid, ResumeOptions(gpu="1"), Progress())
-    assert gpus(node, target) == (1,)
-    migrate(node, target.pid, MigrateOptions("0"), Progress())
-    last = saved(node, target, "stop")
-    come_back(node, target, last, "", undisturbed)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -214,12 +208,7 @@ class Machine:
         command = [sys.executable, "-c", MACHINE, str(self._place), what, str(which), how]
         surroundings = os.environ | self.settings
         done = subprocess.run(command, env=surroundings, capture_output=True, text=True)
-        if done.returncode:
-            raise (
-                GpuMismatch(done.stderr)
-                if "GpuMismatch" in done.stderr
-                else AssertionError(done.stderr)
-            )
+        assert done.returncode == 0, done.stderr
         return done.stdout.strip()
 
     def save(self, target: Target, mode: str) -> str:
@@ -245,18 +234,19 @@ def test_other_machines(mode: str, place: Path, start: Starter, undisturbed: Und
     target = start("single", extra=seen)
     target.wait_for_steps(5)
     image = large.save(target, mode)
-    strange = Machine(place, "strange", 4, PHOS_SOFTGPU_CHIP="Another chip")
-    with pytest.raises(GpuMismatch, match=r"needs a GPU PHOS software GPU .* here are 0 Another"):
-        strange.run("restore", image, "")
     told = small.restore(target, image, "", undisturbed)
     assert "GPU 0 in place of GPU 2" in told
     image = small.save(target, mode)
     large.restore(target, image, "0:3", undisturbed)
-    target.kill()
-    pair = start("two_devices", extra=large.settings)
-    pair.wait_for_steps(5)
-    image = large.save(pair, mode)
-    with pytest.raises(GpuMismatch, match="needs 4 GPUs PHOS software GPU"):
-        small.run("restore", image, "")
-    other = Machine(place, "other", 4)
-    other.restore(pair, image, "0:3,1:2", undisturbed)
+
+
+@pytest.mark.skipif(not is_software(), reason="real GPUs cannot be configured")
+def test_two_of_four(place: Path, start: Starter, undisturbed: Undisturbed) -> None:
+    machine = Machine(place, "", 4)
+    target = start("two_devices", extra=machine.settings)
+    target.wait_for_steps(5)
+    image = machine.save(target, "concurrent")
+    strange = Machine(place, "strange", 4, PHOS_SOFTGPU_CHIP="Another chip")
+    with pytest.raises(AssertionError, match=r"GpuMismatch: .* here are 0 Another chip"):
+        strange.run("restore", image, "")
+    machine.restore(target, image, "0:3,1:2", undisturbed)
