@@ -3,7 +3,7 @@
 Prints one line per text: number, a checksum of its tokens as a hexadecimal float, seconds, and end
 on the monotonic clock.
 
-    python generate.py --size small|xl [--batch N] [--tokens N]
+    python generate.py --size small|large|xl|3b [--batch N] [--tokens N]
 """
 
 import argparse

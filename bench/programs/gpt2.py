@@ -4,15 +4,23 @@ Prints one line per iteration: number, loss as a hexadecimal float, seconds, and
 monotonic clock. The data are a seeded stream, so that two undisturbed runs with ``--deterministic``
 print the same losses.
 
-    python gpt2.py --size small|xl [--batch N] [--deterministic] [--iterations N] [--fill GB]
+    python gpt2.py --size small|large|xl|3b [--batch N] [--deterministic] [--iterations N]
+        [--fill GB]
 """
 
 import argparse
 import os
 import time
 
-SHAPES = {"small": (12, 768, 12), "xl": (48, 1600, 25)}
-"""Layers, width and heads of GPT-2 and GPT-2 XL (Radford et al., 2019)."""
+SHAPES = {
+    "small": (12, 768, 12),
+    "large": (36, 1280, 20),
+    "xl": (48, 1600, 25),
+    "3b": (40, 2560, 32),
+}
+"""Layers, width and heads of GPT-2, three of its sizes (Radford et al., 2019) and one of 3.3 billion
+parameters, 13 GB.
+"""
 
 
 def main() -> None:
