@@ -103,11 +103,12 @@ class Foreground:
         self, client: "Client", images: "NamedImages", early: EarlySignals
     ) -> "tuple[Relayed, SaveOnTerm | None]":
         """Restore the last image, and return what :meth:`_relayed` takes."""
-        from phosd.cli.resuming import changed_since, folder_of, resumed
+        from phosd.cli.resuming import changed_since, folder_of, make_folder, resumed
 
         image = images.restorable(self._words)
         for word in changed_since(image, self._words):
             self._settings.note(f"phos: {word} is newer than the image, which has the older one")
+        make_folder(image, self._words)
         folder = folder_of(image)
         policy = self._policy(folder) if self._saves and folder is not None else None
         if self._saves and policy is None:

@@ -1,18 +1,21 @@
 """Run a named program again from its last image, in the foreground."""
 
+import re
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from phosd.cli.early_signals import EarlySignals
-from phosd.cli.named import COMMAND, kept_command, told
-from phosd.cli.program import END, RestoredProgram, output_folder, read_end
+from phosd.cli.named import COMMAND, keep_command, kept_command, told
+from phosd.cli.program import END, RestoredProgram, output_folder, read_end, runs_folder
 from phosd.cli.settings import Settings
 from phosd.client import Client, Image, RestoreOptions
 from phosd.client.errors import CommandError
 from phosd.errors import Cancelled, PhosError
 
+_OUTPUT_FOLDER = re.compile(r"\d{8}T\d{6}-[0-9a-f]{6}")
+"""The names of folders that ``phos run`` makes."""
 _PASSES = ("Busy", "Timeout", "OutOfMemory")
 """Errors of what stands in the way now, and not for good."""
 
@@ -100,6 +103,22 @@ def folder_of(image: Image) -> Path | None:
     """
     folder = Path(image.output[0]).parent if image.output else None
     return folder if folder is not None and (folder / COMMAND).is_file() else None
+
+
+def make_folder(image: Image, words: Sequence[str]) -> None:
+    """Make the output folder of a program that was saved on another machine, where it is missing:
+    the same as ``phos run`` made there. Does nothing for output that went elsewhere.
+    """
+    folder = Path(image.output[0]).parent if image.output else None
+    if folder is None or folder.exists() or folder.parent != runs_folder():
+        return
+    if not _OUTPUT_FOLDER.fullmatch(folder.name):
+        return
+    folder.mkdir(mode=0o700, parents=True)
+    keep_command(folder, words)
+    for path in map(Path, image.output):
+        if path.parent == folder:
+            path.touch(mode=0o600)
 
 
 def changed_since(image: Image, words: Sequence[str]) -> list[str]:

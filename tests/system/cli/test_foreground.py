@@ -9,8 +9,8 @@ import pytest
 
 from phosd.cli.early_signals import EarlySignals
 from phosd.cli.named import keep_command, kept_command
-from phosd.cli.program import read_end, write_end
-from phosd.cli.resuming import changed_since, folder_of
+from phosd.cli.program import read_end, runs_folder, write_end
+from phosd.cli.resuming import changed_since, folder_of, make_folder
 from phosd.client import Image
 from phosd.errors import NoSuchJob
 
@@ -99,3 +99,26 @@ def test_files_that_are_newer_than_the_image(tmp_path: Path) -> None:
     words = ["python", str(script), "--x", "\0", "9" * 5000]
     assert changed_since(image, words) == [str(script)]
     assert changed_since(Image("/image", created=script.stat().st_mtime + 10), words) == []
+
+
+def test_output_of_another_machine_gets_its_folder_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And nothing else is made, wherever the output of the program went."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    words = ["python", "train.py"]
+    folder = runs_folder() / "20261126T010203-0a1b2c"
+    image = Image("/image", output=(str(folder / "stdout"), str(folder / "stderr")))
+    make_folder(image, words)
+    assert folder_of(image) == folder and kept_command(folder) == words
+    assert {path.name for path in folder.iterdir()} == {"command", "stdout", "stderr"}
+    (folder / "stdout").write_text("what was said")
+    make_folder(image, ["other"])
+    assert kept_command(folder) == words and (folder / "stdout").read_text()
+    elsewhere = (runs_folder() / "mine", tmp_path / "20261126T010203-0a1b2c", tmp_path)
+    for other in elsewhere:
+        make_folder(Image("/image", output=(str(other / "sub" / "stdout"),)), words)
+        make_folder(Image("/image", output=(str(other / "stdout"),)), words)
+    make_folder(Image("/image"), words)
+    assert {path.name for path in runs_folder().iterdir()} == {folder.name}
+    assert {path.name for path in tmp_path.iterdir()} == {"state"}
