@@ -107,9 +107,9 @@ def _load(node: Node, image: Image, progress: Progress) -> None:
         progress.note(f"the device memory was read and hashed on the CPU only: {error.what}")
         verify_chunks(node.store, image, progress)
         return
-    progress.note(
-        f"{image.manifest.device_bytes} bytes of device memory were loaded, and hashed on the GPU"
-    )
+    size = image.manifest.device_bytes
+    if size:  # in mode driver it is in CRIU's files
+        progress.note(f"{size} bytes of device memory were loaded, and hashed on the GPU")
 
 
 def _connections(trees: list[SavedTree]) -> str:

@@ -18,8 +18,8 @@ from phosd.engine.system import pid_namespaces, procfs
 from phosd.engine.system.cuda import is_software
 from phosd.engine.system.sockets import unix_sockets
 from tests.node.checkpoint_restore.conftest import Starter
-from tests.node.checkpoint_restore.cycle import AFTER, Undisturbed, all_compute_right
-from tests.support.harness import SELDOM, Target, parse, wait_until
+from tests.node.checkpoint_restore.cycle import AFTER
+from tests.support.harness import SELDOM, Target, parse, undisturbed, wait_until
 
 
 @pytest.fixture(autouse=True)
@@ -41,14 +41,16 @@ def _values(target: Target, name: str, steps: int) -> dict[int, str]:
     return parse(log.read_bytes())
 
 
-@pytest.mark.parametrize("mode", ["stop", "driver"])
+@pytest.mark.parametrize(
+    ("program", "mode"), [("single", "stop"), ("single", "driver"), ("tensor_queue", "stop")]
+)
 def test_original_and_clones_compute_right(
-    node: Node, start: Starter, undisturbed: Undisturbed, mode: str
+    node: Node, start: Starter, program: str, mode: str
 ) -> None:
     """Each has all steps in a log of its own, those before the checkpoint, too; a clone may be
-    saved in turn, and cloned.
+    saved in turn, and cloned. In ``tensor_queue`` processes open each other's memory all the time.
     """
-    target = start("single")
+    target = start(program)
     target.wait_for_steps(5)
     image = checkpoint(node, target.pid, CheckpointOptions(mode=mode), Progress()).id
     pids = {name: _clone(node, image, name) for name in ("a", "b")}
@@ -62,13 +64,16 @@ def test_original_and_clones_compute_right(
         assert len(found) == len({*found}) == 4, "each listens under a name of its own"
     for name in ("a", "b", "a.clone-c"):
         values = _values(target, name, 5 + AFTER)
-        right = undisturbed("single", max(values) + 1)
+        right = undisturbed(program, max(values) + 1, hooked=True)
         assert values == {step: right[step] for step in range(len(values))}
-    all_compute_right(undisturbed, target)
+    target.more_steps(2)
+    values = target.values()
+    right = undisturbed(program, max(values) + 1, hooked=True, compared=target)
+    assert values == {step: right[step] for step in range(len(values))}
 
 
 @pytest.mark.parametrize("count", [4, pytest.param(16, marks=pytest.mark.rotated(of=8))])
-def test_many_at_once(node: Node, start: Starter, undisturbed: Undisturbed, count: int) -> None:
+def test_many_at_once(node: Node, start: Starter, count: int) -> None:
     """The original has ended; each clone has device memory of its own."""
     target = start("single", extra=SELDOM)
     target.wait_for_steps(3)

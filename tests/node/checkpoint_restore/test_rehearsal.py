@@ -3,9 +3,11 @@
 import pytest
 
 from phosd.engine import CheckpointOptions, Node, Progress, checkpoint
+from phosd.engine.criu.made_processes import MadeProcesses
 from phosd.engine.image.packs import HEADER
 from phosd.engine.operations import rehearse as module
 from phosd.engine.operations.rehearse import RehearseOptions, rehearse
+from phosd.engine.program.process import uses_cuda
 from phosd.engine.system import pid_namespaces
 from phosd.errors import ImageCorrupt, OutOfMemory
 from tests.node.checkpoint_restore.conftest import Starter
@@ -68,3 +70,25 @@ def test_without_room_beside_the_original_the_memory_is_hashed_by_the_cpu(
     flip(pack, pack.stat().st_size // 2 + HEADER)
     with pytest.raises(ImageCorrupt, match="pack"):
         rehearse(node, image, RehearseOptions(), Progress())
+
+
+def test_its_processes_are_no_programs(
+    node: Node, start: Starter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are not listed while they are there; a rule would have them saved."""
+    target = start("single")
+    target.wait_for_steps(3)
+    image = checkpoint(node, target.pid, CheckpointOptions(mode="stop"), Progress()).id
+    seen = []
+    ids = MadeProcesses.ids
+
+    def look(made: MadeProcesses) -> dict[int, int]:
+        found = ids(made)
+        if found:
+            assert uses_cuda(found[target.pid])
+            seen.append([each.pid for each in node.processes()])
+        return found
+
+    monkeypatch.setattr(MadeProcesses, "ids", look)
+    rehearse(node, image, RehearseOptions(), Progress())
+    assert seen and all(pids == [target.pid] for pids in seen)
