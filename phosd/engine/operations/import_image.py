@@ -13,6 +13,7 @@ import threading
 from collections import defaultdict, deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -190,8 +191,9 @@ def _of_this_store(
 ) -> Manifest:
     """Return the manifest of the image in this store.
 
-    Cgroups are those of the machine that it was made on; here others may have their names. So may
-    processes, if it says that it is of this boot: nothing else would tell it from theirs.
+    It is as old as it is here, for whoever deletes old ones. Cgroups are those of the machine that
+    it was made on; here others may have their names. So may processes, if it says that it is of
+    this boot: nothing else would tell it from theirs.
     """
     replace = msgspec.structs.replace
     host = found.image.host
@@ -206,6 +208,7 @@ def _of_this_store(
     return replace(
         image_with(found, places),
         id=writer.id,
+        created=datetime.now(UTC).isoformat(timespec="milliseconds"),
         owner=owner,
         host=host,
         trees=tuple(trees),

@@ -66,6 +66,7 @@ _CHANGEABLE = ("retention_days", "periodic", "limits", "max_jobs", "jobs_per_gpu
 """Settings that can change while phosd runs."""
 _OF_IMAGES = frozenset(("checkpoint", "verify", "delete", "export", "import"))
 """Jobs that make, read or remove an image; all others change programs."""
+_ADD_IMAGES = frozenset(("checkpoint", "import"))
 _RESULTS_SECONDS = 10.0
 _log = logging.getLogger(__name__)
 
@@ -202,6 +203,7 @@ class Manager:
                 await self.inventory.refresh_processes()  # its hook answers again
             except (PhosError, OSError) as error:  # the next scan tells it, too
                 _log.debug("processes cannot be listed: %s", error)
+        if job.task.operation in _ADD_IMAGES:
             await self.upkeep.delete_old()
         if not self.jobs.running:
             await self.upkeep.compact()
