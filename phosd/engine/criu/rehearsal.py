@@ -20,7 +20,7 @@ from phosd.engine.criu.image_file import Field, ImageFile
 from phosd.engine.criu.private_copy import changed, private_copy
 from phosd.engine.criu.program import Owner
 from phosd.engine.criu.saved_tree import SavedTree
-from phosd.errors import Reason, Unsupported
+from phosd.errors import OutOfSpace, Reason, Unsupported
 
 _FILE_REGULAR, _FILE_UNIX = 3, 16
 _REGULAR_ID, _REGULAR_FLAGS, _REGULAR_NAME, _REGULAR_SIZE, _REGULAR_MODE = 1, 2, 6, 8, 10
@@ -68,7 +68,10 @@ class Rehearsal:
             if locks.exists():
                 ImageFile(ImageFile.read(locks).magic, ()).write(locks)
             os.chown(files, owner.uid, owner.gid)
-            yield copy
+            try:
+                yield copy
+            finally:
+                os.chown(files, 0, 0)  # nobody adds to it while it is removed
 
     def _entry(self, files: Path, entry: list[Field]) -> Iterator[Field]:
         for field in entry:
@@ -94,7 +97,13 @@ class Rehearsal:
             self._replaced[path] = os.fsencode(made)
             if number not in names.deleted:
                 fifo = number in names.pipes
-                _make(made, self.tree.user, mode, _int(values.get(_REGULAR_SIZE)), fifo=fifo)
+                try:
+                    _make(made, self.tree.user, mode, _int(values.get(_REGULAR_SIZE)), fifo=fifo)
+                except (OSError, OverflowError) as error:  # the user's CRIU wrote that size
+                    raise OutOfSpace(
+                        f"no file like {os.fsdecode(path)} can be made for the rehearsal: {error}",
+                        hint=f"make room in {files.parent.parent}",
+                    ) from error
         return [
             Field.of(_REGULAR_NAME, self._replaced[path]) if each.number == _REGULAR_NAME else each
             for each in entry

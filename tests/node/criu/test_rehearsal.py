@@ -2,16 +2,18 @@
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
 
+from phosd.engine.criu.image_file import Field, rewrite
+from phosd.engine.criu.private_copy import changed
 from phosd.engine.criu.rehearsal import Rehearsal
 from phosd.engine.criu.restore import rehearse_tree
 from phosd.engine.job.cancellation import Cancellation
 from phosd.engine.system import pid_namespaces
-from phosd.errors import Cancelled, Internal
+from phosd.errors import Cancelled, Internal, OutOfSpace
 from tests.node.criu.life import COUNTER, HOLDER, Life, in_order
 
 KINDS = ("TCP", "UDP", "connection", "@abstract", "path", "flock", "lockf", "fifo", "shm")
@@ -98,4 +100,27 @@ def test_it_can_be_cancelled(beside: Life, scratch: Path) -> None:
     cancelled.cancel()
     with pytest.raises(Cancelled):
         rehearse(beside, scratch, cancelled)
+    nothing_stays(beside)
+
+
+def test_a_size_that_no_file_has_is_refused(beside: Life, scratch: Path) -> None:
+    """The program's user may have had CRIU write anything."""
+    beside.start("both = open('both', 'w+')\n" + COUNTER)
+    beside.counts_on()
+    beside.dump()
+    path = beside.images / "files.img"
+
+    def larger(entry: list[Field]) -> Iterable[Field]:
+        return [
+            changed(field, lambda of: [*(f for f in of if f.number != 8), Field.of(8, -1)])
+            if field.number == 3 and b"/both" in bytes(field.value)
+            else field
+            for field in entry
+        ]
+
+    rewrite(path, larger)
+    assert beside.dumped is not None
+    beside.record = beside.dumped.record("images")
+    with pytest.raises(OutOfSpace, match="/both"):
+        rehearse(beside, scratch)
     nothing_stays(beside)
