@@ -14,6 +14,7 @@ from phosd.engine.image.store import Store
 from phosd.engine.image.tier import MemoryTier
 from phosd.engine.memory.reservation import GpuLocks
 from phosd.engine.node.claims import Claims
+from phosd.engine.node.expected_memory import ExpectedMemory
 from phosd.engine.node.kept_memory import KeptMemory
 from phosd.engine.node.movers import Movers
 from phosd.engine.node.staging import Staging
@@ -87,6 +88,7 @@ class Node:
         self.kept_memory = KeptMemory(self.movers)
         self.gpu_locks = GpuLocks()
         """Held while the driver takes a program off a GPU or brings it back."""
+        self.expected_memory = ExpectedMemory()
         self._lock = threading.Lock()
         self._criu: Criu | None = None
 

@@ -1,14 +1,16 @@
 """Choose the GPUs of an image by what it needs on each."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from functools import cache, partial
 
 from phosd.engine.image.manifest import Manifest
-from phosd.engine.node.gpus import list_gpus
+from phosd.engine.node.gpus import GpuInfo, list_gpus
 from phosd.engine.node.image_placement import ImagePlacement, place_image
 from phosd.engine.node.node import Node
 from phosd.engine.operations.admission import context_bytes, free_device_memory
 from phosd.engine.operations.load import device_bytes
+from phosd.errors import OutOfMemory
 
 
 def blocks_need(manifest: Manifest, moves: Mapping[int, int]) -> dict[int, int]:
@@ -26,8 +28,32 @@ def blocks_need(manifest: Manifest, moves: Mapping[int, int]) -> dict[int, int]:
 def place(node: Node, manifest: Manifest, wanted: str) -> ImagePlacement:
     """Return where the GPUs of an image are to be now. Raises as :func:`place_image`."""
     node.kept_memory.let_go_of_the_dead()  # else the GPU that it had may seem to be full
+    needs, gpus = _needs(manifest), list_gpus()
     free = cache(partial(free_device_memory, node))
-    return place_image(manifest, wanted, _needs(manifest), list_gpus(), free)
+
+    def left(gpu: GpuInfo) -> int:
+        return node.expected_memory.left(gpu.ordinal, free(gpu))
+
+    try:
+        return place_image(manifest, wanted, needs, gpus, left)
+    except OutOfMemory:  # who expects some may have it already, and others have freed theirs
+        return place_image(manifest, wanted, needs, gpus, free)
+
+
+@contextmanager
+def placed_image(node: Node, manifest: Manifest, wanted: str) -> Iterator[ImagePlacement]:
+    """Return what :func:`place` does. Others that choose inside the context leave this image its
+    room, if they can.
+    """
+    expected = node.expected_memory
+    with ExitStack() as until_taken:
+        with expected.choosing:
+            placement = place(node, manifest, wanted)
+            known = {gpu.ordinal: gpu for gpu in list_gpus()}
+            needs = {placement.moves[old]: size for old, size in _needs(manifest).items() if size}
+            free = partial(free_device_memory, node)
+            until_taken.enter_context(expected.expect(needs, lambda gpu: free(known[gpu])))
+        yield placement
 
 
 def require_places(manifest: Manifest) -> None:

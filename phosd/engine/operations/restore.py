@@ -35,7 +35,7 @@ from phosd.engine.node.image_placement import ImagePlacement
 from phosd.engine.node.machine import same_machine
 from phosd.engine.node.node import Node
 from phosd.engine.operations.admission import require_device_memory
-from phosd.engine.operations.image_gpus import blocks_need, place
+from phosd.engine.operations.image_gpus import blocks_need, place, placed_image
 from phosd.engine.operations.load import LoadedMemory, loaded
 from phosd.engine.operations.move_checks import require_alone
 from phosd.engine.program import driver_checkpoint
@@ -102,7 +102,8 @@ def restore(
         manifest = image.manifest
         cpu = job.enter_context(_CpuSide(node, manifest, options))
         job.enter_context(node.claim(cpu.pids_here))
-        admission = _Admission(node, manifest, cpu, options.gpu)
+        choice = placed_image(node, manifest, options.gpu)
+        admission = _Admission(node, manifest, cpu, lambda: job.enter_context(choice))
         require_all(admission.checks())
         placement = admission.placement
         gpus = frozenset(placement.moves[block.gpu] for block in manifest.blocks)
@@ -174,20 +175,27 @@ def try_restore(
 
             def checks() -> Iterator[Check]:
                 yield "jobs", claim
-                yield from _Admission(node, manifest, cpu, options.gpu).checks()
+                choose = partial(place, node, manifest, options.gpu)
+                yield from _Admission(node, manifest, cpu, choose).checks()
                 yield from cpu.files_checks(progress)
 
             return findings(checks())
 
 
 class _Admission:
-    """The checks before a restore; one of them chooses the GPUs."""
+    """The checks before a restore; one of them has the GPUs chosen."""
 
-    def __init__(self, node: Node, manifest: Manifest, cpu: "_CpuSide", gpu: str) -> None:
+    def __init__(
+        self,
+        node: Node,
+        manifest: Manifest,
+        cpu: "_CpuSide",
+        choose: Callable[[], ImagePlacement],
+    ) -> None:
         self._node = node
         self._manifest = manifest
         self._cpu = cpu
-        self._gpu = gpu
+        self._choose = choose
         self._placement: ImagePlacement | None = None
 
     @property
@@ -213,7 +221,7 @@ class _Admission:
             yield "other programs", partial(require_alone, needs.keys(), pids)
 
     def _place(self) -> str:
-        self._placement = place(self._node, self._manifest, self._gpu)
+        self._placement = self._choose()
         return self._placement.text
 
 

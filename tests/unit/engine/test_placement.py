@@ -1,5 +1,9 @@
 """Where processes go: what people write, and what the driver is told."""
 
+from contextlib import ExitStack
+from types import SimpleNamespace
+from typing import Any
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -7,9 +11,12 @@ from hypothesis import strategies as st
 
 from phosd.engine.image.manifest import Gpu, HostGpu, Manifest
 from phosd.engine.node import image_placement, placement
+from phosd.engine.node.expected_memory import ExpectedMemory
 from phosd.engine.node.gpus import GpuInfo
 from phosd.engine.node.image_placement import ImagePlacement, place_image
 from phosd.engine.node.placement import find, parse_moves, parse_pairs, whole
+from phosd.engine.operations import image_gpus
+from phosd.engine.operations.image_gpus import place, placed_image
 from phosd.errors import GpuMismatch, InvalidOption, OutOfMemory, PhosError, Unsupported
 from tests.support.fake_engine import manifest
 
@@ -181,3 +188,37 @@ def test_a_divided_gpu_is_only_for_whom_it_was(monkeypatch: pytest.MonkeyPatch) 
         placed(saved, machine("a", "b"), "0")
     with pytest.raises(GpuMismatch, match="GPU 0 is in MIG mode"):
         placed(saved, machine("a"))
+
+
+def test_what_others_are_about_to_take_is_left_to_them() -> None:
+    expected = ExpectedMemory()
+    free = {0: 10, 1: 8}
+    with expected.expect({0: 4}, free.__getitem__):
+        assert [expected.left(gpu, free[gpu]) for gpu in free] == [6, 8]
+        free[0] = 7  # some of it has been taken by now
+        assert expected.left(0, 7) == 6
+        with expected.expect({0: 5, 1: 1}, free.__getitem__):
+            assert [expected.left(gpu, free[gpu]) for gpu in free] == [1, 7]
+            free[0] = 0
+            assert expected.left(0, 0) == 0
+    free[0] = 10
+    assert [expected.left(gpu, free[gpu]) for gpu in free] == [10, 8]
+
+
+def test_two_images_at_once_go_to_two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though nothing is taken yet. A third goes where there is room as long as they take none."""
+    node: Any = SimpleNamespace(
+        kept_memory=SimpleNamespace(let_go_of_the_dead=lambda: None),
+        movers=SimpleNamespace(running=lambda gpus: []),
+        expected_memory=ExpectedMemory(),
+    )
+    here = [GpuInfo(n, f"GPU-new-{n}", "A GPU", 10) for n in range(2)]
+    monkeypatch.setattr(image_gpus, "list_gpus", lambda: here)
+    saved = image([0], [0])
+    saved = msgspec.structs.replace(
+        saved, gpus=tuple(msgspec.structs.replace(gpu, needs=6) for gpu in saved.gpus)
+    )
+    with ExitStack() as restores:
+        found = [restores.enter_context(placed_image(node, saved, "")).moves for _ in range(3)]
+    assert found == [{0: 0}, {0: 1}, {0: 0}]
+    assert place(node, saved, "").moves == {0: 0}
