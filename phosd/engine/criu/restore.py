@@ -211,7 +211,12 @@ def restore_tree(
         namespace = None
         if _in_own_namespace(tree, options):
             namespace = stack.enter_context(
-                NamespaceMaker(_runtime_dir(criu), image=options.image, ids=tree.ids)
+                NamespaceMaker(
+                    _runtime_dir(criu),
+                    image=options.image,
+                    ids=tree.ids,
+                    clone=options.clone is not None,
+                )
             )
         else:
             require_free(tree.processes)

@@ -104,6 +104,8 @@ class Making:
         _make_anew(own)
         own.chmod(0o1777)  # as the other one
         self._ids = mount_proc(self._orders["hooks"])
+        if self._orders.get("comm"):
+            Path("/proc/self/comm").write_text(self._orders["comm"])
         _mount(str(own), self._orders["hooks"], "", _MS_BIND)
         taken: list[int] = self._orders["ids"]
         # Ids of different namespaces are seldom the same, which is not needed, but good to read.

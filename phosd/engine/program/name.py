@@ -7,11 +7,13 @@ from phosd.engine.system import procfs
 
 VARIABLE = "PHOS_NAME"
 """Of the environment with which the program's first process began."""
+CLONES_KEEPER = "phos-clone"
+"""What the first process of a clone's pid namespace calls itself, for everybody to see."""
 
 
 def name_of(pid: int) -> str:
     """Return the name that a program's first process was given; empty if it has none, or one that
-    no program can have.
+    no program can have, or is of a clone, which has the environment of the one that has the name.
     """
     prefix = f"{VARIABLE}=".encode()
     try:
@@ -21,8 +23,17 @@ def name_of(pid: int) -> str:
     for each in variables:
         if each.startswith(prefix):
             text = each.removeprefix(prefix).decode("ascii", "replace")
-            return text if valid_name(text) else ""
+            return text if valid_name(text) and not _is_clone(pid) else ""
     return ""
+
+
+def _is_clone(pid: int) -> bool:
+    found = procfs.stat(pid)
+    while found is not None and found.parent > 0:
+        found = procfs.stat(found.parent)
+        if found is not None and found.name == CLONES_KEEPER:
+            return True
+    return False
 
 
 def names_of_user(user: int) -> set[str]:

@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from phosd.engine.hook_client.places import hooks_folder, namespaces_folder
+from phosd.engine.program.name import CLONES_KEEPER
 from phosd.engine.system import pid_namespaces, procfs
 from phosd.engine.system.pid_namespaces import PidNamespace
 from phosd.errors import Internal
@@ -34,11 +35,13 @@ class NamespaceMaker:
         image: str = "",
         ids: Collection[int] = (),
         apart: bool = False,
+        clone: bool = False,
     ) -> None:
         """``ids``: of the processes and threads that are to be restored. ``apart``: it comes with a
-        network and IPC of its own, and is for a rehearsal.
+        network and IPC of its own, and is for a rehearsal. ``clone``: it is for a clone.
         """
         self._apart = apart
+        self._clone = clone
         self._folder = pid_namespaces.folder(runtime_dir)
         self._hooks = hooks_folder(runtime_dir)
         self._places = namespaces_folder(runtime_dir)
@@ -60,6 +63,7 @@ class NamespaceMaker:
             "places": str(self._places),
             "ids": self._ids,
             "apart": self._apart,
+            "comm": CLONES_KEEPER if self._clone else "",
         }
 
     @property

@@ -13,6 +13,7 @@ from phosd.engine import (
     checkpoint,
     restore,
 )
+from phosd.engine.program.name import VARIABLE
 from phosd.engine.program.namespace_maker import end
 from phosd.engine.system import pid_namespaces, procfs
 from phosd.engine.system.cuda import is_software
@@ -51,7 +52,7 @@ def test_original_and_clones_compute_right(
     """Each has all steps in a log of its own, those before the checkpoint, too; a clone may be
     saved in turn, and cloned. In ``tensor_queue`` processes open each other's memory all the time.
     """
-    target = start(program)
+    target = start(program, extra={VARIABLE: "trial"})
     target.wait_for_steps(5)
     made = checkpoint(node, target.pid, CheckpointOptions(mode=mode), Progress())
     image = made.id
@@ -60,8 +61,9 @@ def test_original_and_clones_compute_right(
             _clone(node, image, "a")
         return
     pids = {name: _clone(node, image, name) for name in ("a", "b")}
-    again = checkpoint(node, pids["a"], CheckpointOptions(mode=mode), Progress()).id
-    pids["c"] = restore(node, again, RestoreOptions(clone="c"), Progress()).pid
+    again = checkpoint(node, pids["a"], CheckpointOptions(mode=mode), Progress())
+    assert (made.name, again.name) == ("trial", ""), "the name is the original's"
+    pids["c"] = restore(node, again.id, RestoreOptions(clone="c"), Progress()).pid
     assert len({target.pid, *pids.values()}) == 4
     assert {procfs.own_id(pid) for pid in pids.values()} == {target.pid}
     for name in ("softgpu", "ipc") if is_software() else ("ipc",):

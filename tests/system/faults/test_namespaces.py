@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from phosd.engine.faults import Kind
+from phosd.engine.faults import Kind, Point
 from phosd.engine.image.private_files import unused
 from phosd.engine.program.namespace_maker import end
 from phosd.engine.system import pid_namespaces
@@ -107,7 +107,7 @@ def test_nothing_of_a_clone_stays_and_the_original_goes_on(
 def test_nothing_of_a_rehearsal_stays(
     plant: Plant, start: Starter, undisturbed: Undisturbed
 ) -> None:
-    """phosd is killed before each step of it, and while CRIU works."""
+    """phosd is killed before each step of it, and while CRIU works; a mover while it loads."""
     target = start("single")
     target.wait_for_steps(3)
     plant.start()
@@ -131,6 +131,10 @@ def test_nothing_of_a_rehearsal_stays(
     for _ in REHEARSE:  # each passes the point at which the one before has failed
         assert plant.end_of(begin()) == "failed"
         require_nothing_left()
+    plant.stop()
+    plant.start(f"{Point.MOVER_COPY_IN}:1:kill")
+    assert plant.end_of(begin()) == "failed", "the mover was killed"
+    require_nothing_left()
     for point in REHEARSE:
         plant.stop()
         plant.start(f"{point}:1:kill")
