@@ -7,6 +7,7 @@ or that equal another one, and ``repack.py`` takes away what nothing needs.
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from operator import is_not
 
 from phosd.engine.image.manifest import Manifest
 from phosd.engine.image.packs import record_size
@@ -60,6 +61,40 @@ def total_bytes(images: Sequence[Manifest]) -> int:
             _totals.clear()
         total = _totals[key] = Usage(images).total
     return total
+
+
+class SharedChunks:
+    """Which chunks of images older ones have, too; remembered while the images stay the same."""
+
+    def __init__(self) -> None:
+        self._images: Sequence[Manifest] = ()
+        self._found: Sequence[bytes] = ()
+
+    def of(self, images: Sequence[Manifest]) -> Sequence[bytes]:
+        """Return for each image, the oldest first, a byte for each chunk in the order of its
+        blocks: 1 if an older image has it. For an image that has no pack in common with another one
+        there are none.
+        """
+        known = self._images
+        if len(known) != len(images) or any(map(is_not, known, images)):
+            self._found = _shared_chunks(images)
+            self._images = images
+        return self._found
+
+
+def _shared_chunks(images: Sequence[Manifest]) -> Sequence[bytes]:
+    users = Counter(pack for image in images for pack in pack_bytes(image))
+    common = {pack for pack, count in users.items() if count > 1}
+    held: set[tuple[int, int]] = set()
+    found = []
+    for image in images:
+        chunks = [chunk for block in image.blocks for chunk in block.chunks]
+        if common.isdisjoint(pack_bytes(image)):
+            found.append(b"")
+            continue
+        found.append(bytes((chunk.pack, chunk.offset) in held for chunk in chunks))
+        held |= {(chunk.pack, chunk.offset) for chunk in chunks if chunk.pack in common}
+    return found
 
 
 class Usage:

@@ -4,12 +4,13 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable, Set
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from phosd.bus import ROOT
 from phosd.engine.hook_client import places
 from phosd.engine.image.manifest import Manifest
+from phosd.engine.image.usage import SharedChunks
 from phosd.engine.node.gpus import GpuInfo
 from phosd.engine.program.process import GpuProcess
 from phosd.engine.system.procfs import ProcessId, boot_id
@@ -91,6 +92,7 @@ class Inventory:
         self._seen_gpus = -math.inf
         self.processes: dict[str, GpuProcess] = {}
         self.images: dict[str, ImageView] = {}
+        self._shared_chunks = SharedChunks()
         self._last_image: dict[ProcessId, str] = {}
         """The latest image of each process: there may be many of both."""
         self.gpus: dict[str, GpuInfo] = {}
@@ -167,16 +169,15 @@ class Inventory:
         notes = await asyncio.to_thread(self._engine.notes)
         verified = await asyncio.to_thread(self._history.verified)
         rehearsed = await asyncio.to_thread(self._history.rehearsed)
+        shared = await asyncio.to_thread(self._shared_chunks.of, manifests)
         current = {}
-        held: set[int] = set()
-        for manifest in manifests:
+        for manifest, chunks in zip(manifests, shared, strict=True):
             path = image_path(manifest.id)
             found = verified.get(manifest.id, (0.0, False))
             near, note = manifest.id in in_memory, notes.get(manifest.id, "")
             last = rehearsed.get(manifest.id, (0.0, ""))
-            image = self._image(path, manifest, held, found, note, last, in_memory=near)
+            image = self._image(path, manifest, chunks, found, note, last, in_memory=near)
             current[path] = image
-            held |= image.pack_bytes.keys()
         for path in self.images.keys() - current.keys():
             self._tree.withdraw(path)
             self._tree.signal(ROOT, "ImageRemoved", path)
@@ -200,7 +201,7 @@ class Inventory:
         self,
         path: str,
         manifest: Manifest,
-        held: Set[int],
+        shared: bytes,
         found: tuple[float, bool],
         note: str,
         rehearsed: tuple[float, str],
@@ -209,10 +210,10 @@ class Inventory:
     ) -> ImageView:
         """Return the existing view, which caches its sizes, unless something has changed.
 
-        ``held`` are the packs of all older images, ``found`` the result of the last verification.
+        ``shared`` are the chunks that older images have, ``found`` is the result of the last
+        verification.
         """
         known = self.images.get(path) or ImageView(manifest)
-        shared = frozenset(known.pack_bytes.keys() & held)
         same = (known.verified, known.verified_ok, known.shared, known.in_memory, known.note)
         if (*same, known.rehearsed) == (*found, shared, in_memory, note, rehearsed):
             return known

@@ -1,7 +1,7 @@
 """Answer detailed queries about one process, image or GPU, and clear suspect kernels."""
 
 from collections.abc import Awaitable, Callable
-from itertools import islice
+from itertools import chain, islice, repeat
 from typing import Annotated, TypeVar
 
 import msgspec
@@ -248,13 +248,14 @@ def _content(view: ImageView, options: ImageBlockOptions) -> list[ImageBlockRow]
     manifest = view.manifest
     rows: list[ImageBlockRow] = []
     counted: set[tuple[int, int]] = set()
+    held = chain(view.shared, repeat(0))
     for block in islice(manifest.blocks, options.offset + options.limit):
-        new = {(chunk.pack, chunk.offset): chunk.length for chunk in block.chunks}
-        sizes = {place: length for place, length in new.items() if place not in counted}
+        new = {(c.pack, c.offset): (c.length, h) for c, h in zip(block.chunks, held, strict=False)}
+        sizes = {place: size for place, size in new.items() if place not in counted}
         counted |= sizes.keys()
-        older = sum(length for (pack, _), length in sizes.items() if pack in view.shared)
+        older = sum(length for length, shared in sizes.values() if shared)
         gpu = HOST if block.host else block.gpu
         pid = manifest.processes[block.process].pid
-        stored = sum(sizes.values())
+        stored = sum(length for length, _ in sizes.values())
         rows.append((pid, block.id, block.va, block.size, gpu, len(block.chunks), stored, older))
     return rows[options.offset :]

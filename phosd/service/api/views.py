@@ -4,14 +4,12 @@ Times are microseconds since the epoch (0: unknown), sizes bytes, durations seco
 """
 
 import functools
-from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
 from phosd.bus import ROOT, path_of
 from phosd.engine.image.manifest import Manifest
-from phosd.engine.image.usage import file_bytes
+from phosd.engine.image.usage import file_bytes, pack_bytes
 from phosd.engine.program.process import GpuProcess
 from phosd.service.jobs.job import Job
 
@@ -56,15 +54,16 @@ class ProcessView:
 class ImageView:
     """An image, when it was last verified, and whether it was intact.
 
-    ``shared`` are its packs that an older image needs, too. ``in_memory``: it is not on the disk
-    yet. ``note``: what its owner has written of it. ``rehearsed``: when its restore was rehearsed
+    ``shared`` has a byte for each of its chunks, in the order of its blocks: 1 if an older image
+    has it, too; or nothing if none has any. ``in_memory``: it is not on the disk yet. ``note``:
+    what its owner has written of it. ``rehearsed``: when its restore was rehearsed
     last, and why it would have failed.
     """
 
     manifest: Manifest
     verified: float = 0.0
     verified_ok: bool = False
-    shared: frozenset[int] = frozenset()
+    shared: bytes = b""
     in_memory: bool = False
     note: str = ""
     rehearsed: tuple[float, str] = (0.0, "")
@@ -74,24 +73,16 @@ class ImageView:
         return "in memory" if self.in_memory else "durable"
 
     @functools.cached_property
-    def pack_bytes(self) -> Mapping[int, int]:
-        """Bytes of the image in each pack, counting equal chunks once."""
-        blocks = self.manifest.blocks
-        chunks = {(c.pack, c.offset): c.length for block in blocks for c in block.chunks}
-        packs: Counter[int] = Counter()
-        for (pack, _), length in chunks.items():
-            packs[pack] += length
-        return packs
-
-    @functools.cached_property
     def stored_bytes(self) -> int:
         """Bytes of the image on disk, without regard to other images."""
-        return sum(self.pack_bytes.values()) + file_bytes(self.manifest)
+        return sum(pack_bytes(self.manifest).values()) + file_bytes(self.manifest)
 
-    @property
+    @functools.cached_property
     def shared_bytes(self) -> int:
         """Bytes of ``stored_bytes`` that an older image holds anyway."""
-        return sum(self.pack_bytes[pack] for pack in self.shared)
+        chunks = (chunk for block in self.manifest.blocks for chunk in block.chunks)
+        held = (chunk for chunk, shared in zip(chunks, self.shared, strict=False) if shared)
+        return sum({(chunk.pack, chunk.offset): chunk.length for chunk in held}.values())
 
     @functools.cached_property
     def total_bytes(self) -> int:

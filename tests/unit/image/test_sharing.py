@@ -15,7 +15,7 @@ from phosd.engine.image.packs import RECORD
 from phosd.engine.image.repack import compact
 from phosd.engine.image.store import ExpectedSize, ImageWriter, Store, packs_of
 from phosd.engine.image.tier import MemoryTier
-from phosd.engine.image.usage import Usage
+from phosd.engine.image.usage import SharedChunks, Usage
 from phosd.engine.image.verify import verify
 from phosd.engine.image.writer import Pack
 from phosd.engine.job.progress import Progress
@@ -234,6 +234,20 @@ def test_a_kill_while_one_is_deleted_costs_the_other_nothing(store: Store, fault
     whole(again, second)
     again.delete(second.id)
     assert everything(store.state) == set()
+
+
+def test_only_what_an_older_image_has_is_shared_with_it(store: Store) -> None:
+    """Not what is in the same pack."""
+    images = [
+        publish(store, 1, 2, 3),
+        publish(store, 1, 4, 1),
+        publish(store, 3),
+        publish(store, 5),
+    ]
+    known = SharedChunks()
+    assert known.of(images) == [b"\0\0\0", b"\1\0\1", b"\1", b""]
+    assert known.of([*images]) is known.of(images)
+    assert known.of(images[1:]) == [b"\0\0\0", b"\0", b""]
 
 
 def test_bytes_are_counted_once_whatever_is_shared(store: Store) -> None:
