@@ -18,8 +18,8 @@ SHAPES = {
     "xl": (48, 1600, 25),
     "3b": (40, 2560, 32),
 }
-"""Layers, width and heads of GPT-2, three of its sizes (Radford et al., 2019) and one of 3.3 billion
-parameters, 13 GB.
+"""Layers, width and heads of GPT-2, three of its sizes (Radford et al., 2019) and one of 3.3
+billion parameters, 13 GB.
 """
 
 
