@@ -24,6 +24,7 @@ from phosd.engine.image.manifest import CHUNK, ChunkRef, FileDigest, Manifest
 from phosd.engine.image.packs import HEADER, RECORD, read_record
 from phosd.engine.image.portable import PortableFile, PortableImage, portable
 from phosd.engine.image.private_files import file_digest
+from phosd.engine.image.sha256_hints import Sha256Hints
 from phosd.engine.image.store import Image, Store
 from phosd.engine.job.progress import Progress
 from phosd.engine.operations.caller_stream import CallerStream
@@ -46,6 +47,7 @@ def export_image(store: Store, image_id: str, stream: CallerStream, progress: Pr
     with store.open(image_id) as image:
         source = _Source(store.key, image)
         found = source.hashed(progress)
+        Sha256Hints(store, image.manifest.owner).add(source.names)
         head = Head(found.packed)
         if len(head.manifest) > MAX_MANIFEST:
             raise Unsupported(
@@ -92,6 +94,8 @@ class _Source:
         self._chunks: list[Chunk] = []
         self._places: list[_Piece | ChunkRef] = []
         self._numbers: dict[str, int] = {}
+        self.names: dict[str, str] = {}
+        """The store's digest of each chunk of device memory, by its SHA-256."""
 
     def hashed(self, progress: Progress) -> PortableImage:
         """Read all of it, and return its manifest for elsewhere."""
@@ -111,6 +115,7 @@ class _Source:
             stored.items(), _ahead(self._hash_chunk, stored.values()), strict=True
         ):
             of_place[place] = self._number(ref, sha256)
+            self.names[sha256] = ref.digest
             progress.advance(ref.length)
             progress.check()
         left = iter(portable_files)

@@ -6,17 +6,10 @@ Every chunk is compared with its hash, and gets the store's own digest. The imag
 it is whole; until then its end leaves nothing.
 """
 
-import hashlib
-import mmap
-import os
-import threading
-from collections import defaultdict, deque
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -25,16 +18,13 @@ from phosd.engine.criu.file_worker import Orders, Policy
 from phosd.engine.criu.restore import require_restorable
 from phosd.engine.criu.saved_tree import saved_trees
 from phosd.engine.criu.tree_files import checkable, made_if_missing
-from phosd.engine.digest import digest_buffer
 from phosd.engine.faults import Point, point
-from phosd.engine.image import private_files
-from phosd.engine.image.manifest import CHUNK, ChunkRef, Manifest
+from phosd.engine.image.manifest import ChunkRef, Manifest
 from phosd.engine.image.name import next_number
-from phosd.engine.image.packs import CAPACITY, HEADER, RECORD, header_fields, record_size
 from phosd.engine.image.portable import PortableImage, image_with, parsed
+from phosd.engine.image.sha256_hints import Sha256Hints
 from phosd.engine.image.signature import ALLOWED_SIGNERS, require_signed
 from phosd.engine.image.store import ExpectedSize, ImageWriter
-from phosd.engine.image.writer import Pack
 from phosd.engine.job.cancellation import Cancellation
 from phosd.engine.job.checks import Check, Finding, findings, require_all
 from phosd.engine.job.progress import Progress
@@ -43,16 +33,12 @@ from phosd.engine.node.node import Node
 from phosd.engine.operations.admission import UNLIMITED, DiskLimits, require_room
 from phosd.engine.operations.caller_stream import CallerStream
 from phosd.engine.operations.image_gpus import require_places
+from phosd.engine.operations.image_receiver import ImageReceiver
 from phosd.engine.operations.permissions import ROOT, require_may_restore
 from phosd.engine.system import procfs
-from phosd.errors import ImageCorrupt, NotAuthorized
-from phosd.portable import Chunk, packed_map, read_head
+from phosd.errors import NotAuthorized
+from phosd.portable import packed_map, read_head
 
-_THREADS = min(8, os.cpu_count() or 1)
-_AHEAD = 2 * _THREADS
-"""Chunks that have come and are not written yet."""
-_RESERVED_AT_ONCE = 1 << 30
-"""Bytes that have come between two looks at the quota."""
 _SPARE = 1 << 20
 """Bytes that the names and folders of CRIU's files take."""
 
@@ -92,9 +78,14 @@ def import_image(
         # How much of the memory other images have is known only when it has come.
         writer.reserve(found.file_bytes + max(0, found.device_bytes - writer.shareable_bytes))
         writer.reserve(0)  # what comes is reserved as it comes
-        progress.phase("receive", bytes_total=sum(chunk.length for chunk in found.chunks))
-        stream.send(packed_map([True] * len(found.chunks)))
-        places = _Receiver(node, found, writer, stream, progress).receive()
+        receiver = ImageReceiver(node.store, found, writer, stream, progress)
+        hints = Sha256Hints(node.store, options.owner)
+        progress.phase("compare")
+        receiver.take_what_is_here(hints.read())
+        wanted = receiver.wanted
+        progress.phase("receive", bytes_total=sum(found.chunks[n].length for n in wanted))
+        stream.send(packed_map([number in wanted for number in range(len(found.chunks))]))
+        places = receiver.receive()
         progress.phase("publish")
         manifest = _of_this_store(node, found, writer, places, options.owner)
         for tree in saved_trees(manifest, writer.folder):
@@ -102,6 +93,7 @@ def import_image(
         progress.check()
         point(Point.IMPORT_PUBLISH)
         writer.publish(manifest)
+    hints.add({found.chunks[number].sha256: ref.digest for number, ref in places.items()})
     progress.finish()
     return manifest
 
@@ -214,132 +206,3 @@ def _of_this_store(
         trees=tuple(trees),
         number=next_number(name, owner, node.store.list()) if name else 0,
     )
-
-
-class _Receiver:
-    """Receives the chunks of an image in order, and writes each to where it belongs."""
-
-    def __init__(
-        self,
-        node: Node,
-        found: PortableImage,
-        writer: ImageWriter,
-        stream: CallerStream,
-        progress: Progress,
-    ) -> None:
-        self._key = node.store.key
-        self._found = found
-        self._writer = writer
-        self._stream = stream
-        self._progress = progress
-        self._packs: list[Pack] = []
-        self._end = 0
-        self._arrived = self._reserved = 0
-        self._lock = threading.Lock()
-        self._parts: defaultdict[int, list[tuple[Path, int]]] = defaultdict(list)
-
-    def receive(self) -> dict[int, ChunkRef]:
-        """Receive and write all. Returns the place of each chunk of device memory."""
-        what = f"image {self._writer.id}"
-        in_memory = self._found.in_memory
-        with private_files.space_errors(what):
-            self._make_files()
-        self._packs = self._writer.packs(len(in_memory)) if in_memory else []
-        places: dict[int, ChunkRef] = {}
-        begun: deque[Future[tuple[int, ChunkRef | None]]] = deque()
-
-        def take_first() -> None:
-            number, ref = begun.popleft().result()
-            if ref is not None:
-                places[number] = ref
-                self._writer.add([ref])
-            self._progress.advance(self._found.chunks[number].length)
-            self._reserve(self._found.chunks[number].length)
-
-        with private_files.space_errors(what), ThreadPoolExecutor(_THREADS) as pool:
-            try:
-                for number, chunk in enumerate(self._found.chunks):
-                    buffer = mmap.mmap(-1, RECORD)
-                    with memoryview(buffer) as view:
-                        self._stream.receive_into(view[HEADER : HEADER + chunk.length])
-                    if point(Point.IMPORT_RECEIVE):
-                        buffer[HEADER] ^= 1
-                    stored = number in in_memory
-                    begun.append(pool.submit(self._write, number, chunk, buffer, stored))
-                    if len(begun) > _AHEAD:
-                        take_first()
-                while begun:
-                    take_first()
-            finally:
-                pool.shutdown(cancel_futures=True)
-        return places
-
-    def _reserve(self, size: int) -> None:
-        """Count bytes towards the quota, every now and then: the store's images are looked at."""
-        self._arrived += size
-        if self._arrived >= self._reserved + _RESERVED_AT_ONCE:
-            self._reserved = self._arrived
-            self._writer.reserve(self._arrived)
-
-    def _make_files(self) -> None:
-        """Make CRIU's files, full of zeros, and note which parts of them each chunk is."""
-        for folder, file in self._found.named():
-            path = self._writer.folder / folder / file.path
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-            descriptor = os.open(path, flags, 0o600)
-            try:
-                os.ftruncate(descriptor, file.size)
-            finally:
-                os.close(descriptor)
-            for index, number in enumerate(file.chunks):
-                self._parts[number].append((path, index * CHUNK))
-
-    def _next_place(self, length: int) -> tuple[Pack, int]:
-        """Return the place for the next chunk of device memory."""
-        with self._lock:
-            if self._end + record_size(length) > CAPACITY:
-                self._packs.pop(0)
-                self._end = 0
-            offset, self._end = self._end, self._end + record_size(length)
-            return self._packs[0], offset
-
-    def _write(
-        self, number: int, chunk: Chunk, buffer: mmap.mmap, stored: bool
-    ) -> tuple[int, ChunkRef | None]:
-        """Write a chunk to the files that it is part of, and if it is to be ``stored`` as device
-        memory to a pack, unless another image of the owner's has it.
-        """
-        with memoryview(buffer) as whole, whole[HEADER : HEADER + chunk.length] as content:
-            if hashlib.sha256(content).hexdigest() != chunk.sha256:
-                raise ImageCorrupt(
-                    f"chunk {number} of the image has come with other bytes than it was sent with",
-                    hint="import it again; if that says the same, have it exported again",
-                )
-            for path, offset in self._parts.get(number, ()):
-                self._write_part(path, offset, content)
-            if not stored:
-                return number, None
-            digest = digest_buffer(self._key, content)[0]
-            if (known := self._writer.find(digest.hex())) is not None:
-                return number, known
-            pack, offset = self._next_place(chunk.length)
-            fields = header_fields(self._writer.id, self._writer.owner, digest, chunk.length)
-            whole[: len(fields)] = fields
-            _write_all(pack.fd, whole[: record_size(chunk.length)], offset)
-        return number, ChunkRef(digest.hex(), pack.number, offset, chunk.length)
-
-    def _write_part(self, path: Path, offset: int, content: memoryview) -> None:
-        if not bytes(content).strip(b"\0"):  # it stays a hole
-            return
-        descriptor = os.open(path, os.O_WRONLY | os.O_NOFOLLOW)
-        try:
-            _write_all(descriptor, content, offset)
-        finally:
-            os.close(descriptor)
-
-
-def _write_all(descriptor: int, data: Any, offset: int) -> None:
-    while data:
-        count = os.pwrite(descriptor, data, offset)
-        data, offset = data[count:], offset + count

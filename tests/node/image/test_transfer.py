@@ -24,6 +24,7 @@ from phosd.engine.image.cpu_manifest import CpuDetails
 from phosd.engine.image.manifest import CHUNK, Block, Manifest, Tree
 from phosd.engine.image.packs import HEADER
 from phosd.engine.image.portable import PortableImage, parsed
+from phosd.engine.image.sha256_hints import Sha256Hints
 from phosd.engine.image.store import Store
 from phosd.engine.image.verify import verify
 from phosd.engine.job.progress import Progress
@@ -43,7 +44,7 @@ from phosd.errors import (
     Timeout,
     Unsupported,
 )
-from phosd.portable import FORMAT, Head
+from phosd.portable import FORMAT, Chunk, Head
 from phosd.service.api import views
 from tests.support import rotation
 from tests.support.samples import append, everything, manifest_of
@@ -143,6 +144,17 @@ def forged(data: bytes, change: Callable[[dict[str, Any]], object]) -> bytes:
     manifest = msgspec.json.decode(head.manifest)
     change(manifest)
     return Head(msgspec.json.encode(manifest), head.signature).packed + rest
+
+
+def asked_for(node: Node, data: bytes) -> int:
+    """Import an image, and return how many of its chunks were sent for that."""
+    file = io.BytesIO(data)
+    head = head_of(file, "the image")
+    with Transfer(lambda link: send_from(link, head, file, "the image")) as transfer:
+        with CallerStream(transfer.name, os.geteuid(), Progress()) as stream:
+            image = import_image(node, options(), stream, Progress())
+        verify(node.store, image.id, Progress())
+        return transfer.result().sent_chunks
 
 
 def nothing_kept(node: Node) -> bool:
@@ -381,6 +393,33 @@ def test_without_trust_a_signature_is_needed(here: Store, there: Node, keys: Pat
     with pytest.raises(NotAuthorized, match="not trusted"):
         arrives(signed, "open")
     assert len(there.store.list()) == 1
+
+
+def test_what_is_here_is_not_sent(here: Store, there: Node) -> None:
+    """Only if it is what it should be: what is known of it is a hint."""
+    image = publish(here)
+    data = exported(here, image.id)
+    found = parsed(parts(data)[0].manifest)
+    count, files = len(found.chunks), len(found.chunks) - len(found.in_memory)
+    assert asked_for(there, data) == count
+    assert asked_for(there, data) == files
+    more = exported(here, publish(here, b"\7" * CHUNK + MEMORY).id)
+    new = parsed(parts(more)[0].manifest).in_memory
+    assert asked_for(there, more) == files + len(new) - len(found.in_memory)
+    names = there.store.state / "sha256" / "0"
+    known = names.read_bytes()
+    assert len(known) == 48 * len(new) and names.stat().st_mode & 0o077 == 0
+    for rubbish in (b"", b"\0" * 100, known[:-1], known[:32] + known[48:] + known[32:48]):
+        names.write_bytes(rubbish)
+        asked_for(there, data)
+        assert there.store.list()[-1].blocks == there.store.list()[0].blocks
+    assert asked_for(there, data) == files
+    assert set(Sha256Hints(here, 0).read()) == {c.sha256 for c in _in_memory(parts(more)[0])}
+
+
+def _in_memory(head: Head) -> list[Chunk]:
+    found = parsed(head.manifest)
+    return [found.chunks[number] for number in found.in_memory]
 
 
 def test_without_room_no_chunk_is_asked_for(here: Store, there: Node) -> None:
