@@ -21,7 +21,14 @@ from phosd.engine.system.sockets import unix_sockets
 from phosd.errors import Unsupported
 from tests.node.checkpoint_restore.conftest import Starter
 from tests.node.checkpoint_restore.cycle import AFTER
-from tests.support.harness import SELDOM, Target, parse, undisturbed, wait_until
+from tests.support.harness import (
+    SELDOM,
+    Target,
+    has_two_gpus,
+    parse,
+    undisturbed,
+    wait_until,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -31,9 +38,9 @@ def _none_left(node: Node) -> Iterator[None]:
         end(left)
 
 
-def _clone(node: Node, image: str, name: str) -> int:
+def _clone(node: Node, image: str, name: str, gpu: str = "") -> int:
     """Restore a clone. Returns its pid."""
-    return restore(node, image, RestoreOptions(clone=name), Progress()).pid
+    return restore(node, image, RestoreOptions(clone=name, gpu=gpu), Progress()).pid
 
 
 def _values(target: Target, name: str, steps: int) -> dict[int, str]:
@@ -50,7 +57,8 @@ def test_original_and_clones_compute_right(
     node: Node, start: Starter, program: str, mode: str
 ) -> None:
     """Each has all steps in a log of its own, those before the checkpoint, too; a clone may be
-    saved in turn, and cloned. In ``tensor_queue`` processes open each other's memory all the time.
+    saved in turn, and cloned; one is on another GPU. In ``tensor_queue`` processes open each
+    other's memory all the time.
     """
     target = start(program, extra={VARIABLE: "trial"})
     target.wait_for_steps(5)
@@ -60,7 +68,8 @@ def test_original_and_clones_compute_right(
         with pytest.raises(Unsupported, match="beside others"):
             _clone(node, image, "a")
         return
-    pids = {name: _clone(node, image, name) for name in ("a", "b")}
+    pids = {"a": _clone(node, image, "a")}
+    pids["b"] = _clone(node, image, "b", gpu="1" if has_two_gpus() else "")
     again = checkpoint(node, pids["a"], CheckpointOptions(mode=mode), Progress())
     assert (made.name, again.name) == ("trial", ""), "the name is the original's"
     pids["c"] = restore(node, again.id, RestoreOptions(clone="c"), Progress()).pid

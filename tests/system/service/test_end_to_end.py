@@ -162,6 +162,11 @@ def test_a_schedule_outlives_the_daemon_and_ends_with_the_program(bus: str, tmp_
     def images() -> list[str]:
         return [str(image["id"]) for image in phos(bus, tmp_path, "images")]
 
+    def rehearsed() -> list[object]:
+        found = phos(bus, tmp_path, "images")
+        assert not any(image["rehearsal_error"] for image in found), found
+        return [image["rehearsed"] for image in found]
+
     def intervals() -> list[object]:
         """Of the program; others on this machine do not matter."""
         found = phos(bus, tmp_path, "ps")
@@ -173,9 +178,11 @@ def test_a_schedule_outlives_the_daemon_and_ends_with_the_program(bus: str, tmp_
         try:
             wait_until(lambda: len(parse(output.read_bytes())) > 3, "the program to compute")
             by_hand = phos(bus, tmp_path, "checkpoint", str(pid))[-1]["result"]
-            phos(bus, tmp_path, "checkpoint", str(pid), "--every", "2s", "--keep", "2")
+            schedule = ("--every", "2s", "--keep", "2", "--rehearse")
+            phos(bus, tmp_path, "checkpoint", str(pid), *schedule)
             first = images()[-1]
             wait_until(lambda: len(images()) == 3, "the second one of the schedule")
+            wait_until(lambda: any(rehearsed()), "a rehearsal")
         except BaseException:
             os.kill(pid, signal.SIGKILL)
             raise

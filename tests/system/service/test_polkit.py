@@ -84,6 +84,7 @@ def test_root_is_not_asked_about(service: Service, polkit: Authority, target: in
         (("Restore", "sa{sv}", "theirs", 0), "restore"),
         (("TryRestore", "sa{sv}", "theirs", 0), "restore"),
         (("VerifyImage", "sa{sv}", "theirs", 0), "verify"),
+        (("VerifyImage", "sa{sv}", "theirs", 1, "rehearse", "b", "true"), "restore"),
         (("DeleteImage", "sa{sv}", "theirs", 0), "delete"),
         (("Migrate", "usa{sv}", "PID", "1", 0), "migrate"),
         (("Suspend", "ua{sv}", "PID", 0), "migrate"),
