@@ -416,9 +416,15 @@ def _make(folder: Path, changes: list[Change]) -> None:
 def _examine_output(path: str) -> str:
     """Return why a missing file of a program's output cannot be made; empty if it can."""
     there = Path(path).parent
-    while not there.exists():
-        there = there.parent
-    if there.is_dir() and os.access(there, os.W_OK | os.X_OK):
+    while True:
+        try:
+            status = there.stat()
+            break
+        except FileNotFoundError:
+            there = there.parent
+        except OSError as error:
+            return f"{path} is missing, and cannot be made: {error.strerror}"
+    if stat.S_ISDIR(status.st_mode) and os.access(there, os.W_OK | os.X_OK):
         return ""
     return f"{path} is missing, and cannot be made in {there}"
 

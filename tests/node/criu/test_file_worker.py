@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -14,7 +15,7 @@ import pytest
 from phosd.engine.criu import file_worker
 from phosd.engine.criu.build_ids import build_id
 from phosd.engine.criu.file_worker import Policy
-from phosd.engine.image.cpu_manifest import MappedFile
+from phosd.engine.image.cpu_manifest import MappedFile, OpenFile
 from phosd.engine.program import tree
 from phosd.engine.system import procfs
 from phosd.errors import Internal, PhosError, Unsupported
@@ -229,3 +230,27 @@ def test_another_build_of_a_library_is_told_by_its_id(tmp_path: Path) -> None:
     assert problems(other, "") == ()
     for data in (other, bytes(len(content)), content[:5] + bytes(len(content) - 5)):
         assert problems(data, known) == (f"{copy}, which the program maps, was replaced",)
+
+
+def test_output_that_is_missing_is_made_and_taken_back(tmp_path: Path) -> None:
+    """Of a program from another machine; never where its user may not."""
+    output = tmp_path / "run" / "of a program" / "stdout"
+    appended = os.O_WRONLY | os.O_APPEND
+    file = OpenFile(1, 1, str(output), appended, size=100, mtime_ns=1)
+
+    def work(uid: int = 0, *, made: bool = True, **more: Any) -> file_worker.Answer:
+        outputs = (str(output),) if made else ()
+        orders = file_worker.Orders(
+            uid, uid, (), mark="", open_files=(file,), outputs_made=outputs, **more
+        )
+        return file_worker.work(orders)
+
+    assert work(made=False).problems == (f"{output} is gone",)
+    assert work().problems == () and not output.parent.parent.exists()
+    (problem,) = work(USER, apply=True).problems  # who may not even enter that folder
+    assert problem == f"{output} is missing, and cannot be made: Permission denied"
+    changes = work(apply=True).changes
+    assert output.read_bytes() == b"" and output.stat().st_mode & 0o077 == 0
+    assert work(apply=True).changes == ()  # it is there
+    file_worker.work(file_worker.Orders(0, 0, (), mark="", undo=changes))
+    assert [*tmp_path.iterdir()] == []
