@@ -15,7 +15,7 @@ from pathlib import Path
 from phosd.engine.criu.image_file import Field, fields, message, rewrite
 from phosd.engine.criu.saved_tree import SavedTree
 from phosd.engine.image.private_files import file_digest, open_private
-from phosd.errors import ImageCorrupt
+from phosd.errors import ImageCorrupt, Internal
 
 FILES = "files.img"
 _FOLDER = "copy-"
@@ -32,9 +32,7 @@ def private_copy(tree: SavedTree, change: Change) -> Iterator[SavedTree]:
     """
     folder = Path(tempfile.mkdtemp(prefix=_FOLDER, dir=tree.folder.parent))
     try:
-        for file in tree.record.files:
-            (folder / file.path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            os.link(tree.folder / file.path, folder / file.path, follow_symlinks=False)
+        _link(tree, folder)
         _require_as_saved(tree, folder / FILES)
         rewrite(folder / FILES, change)
         yield replace(tree, folder=folder)
@@ -55,6 +53,18 @@ def changed(field: Field, change: Change) -> Field:
     """Return a field that is a message with another content."""
     assert isinstance(field.value, bytes)
     return Field.of(field.number, message(change([*fields(field.value)])))
+
+
+def _link(tree: SavedTree, folder: Path) -> None:
+    try:
+        for file in tree.record.files:
+            (folder / file.path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            os.link(tree.folder / file.path, folder / file.path, follow_symlinks=False)
+    except OSError as error:
+        raise Internal(
+            f"links to CRIU's files cannot be made in {tree.folder.parent}: {error.strerror}",
+            hint="clones and rehearsals need images on a file system that has hard links, and room",
+        ) from error
 
 
 def _require_as_saved(tree: SavedTree, path: Path) -> None:

@@ -1,6 +1,8 @@
 """Clones of a tree beside the original: what each has for itself, and what only one can have."""
 
+import errno
 import fcntl
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -178,3 +180,16 @@ def test_one_that_dies_at_once_takes_its_log_with_it(
     for restored in beside.restored:
         restored.abandon()
     assert not namespaces(beside) and not [*beside.home.glob("*.clone-*")]
+
+
+def test_images_without_hard_links_are_told(beside: Life, monkeypatch: pytest.MonkeyPatch) -> None:
+    beside.start(COUNTER)
+    beside.counts_on()
+    beside.dump()
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
+    assert "hard links" in refused(beside, Internal)
+    assert [path.name for path in beside.private.iterdir()] == ["images"]
