@@ -12,7 +12,11 @@ from phosd.portable import SIGNED_FOR, Head
 ALLOWED_SIGNERS = Path("/etc/phos/allowed_signers")
 _SECONDS = 60.0
 _MOST_SIGNERS = 1 << 20
-_HINT = (
+_LIST_IT = (
+    "have the administrator list the key that it was signed with in {file}, for {whom}; or sign it "
+    "with one that is there, or import it as root with --trust"
+)
+_SIGN_IT = (
     "have it signed (`--sign KEY` of `phos export` and `phos push`) with a key that {file} lists "
     "for {whom}, or import it as root with --trust"
 )
@@ -26,9 +30,10 @@ def require_signed(head: Head, owner: int, signers: Path) -> None:
     principals.
     """
     whom = _name(owner)
-    hint = _HINT.format(file=signers, whom=whom)
     if not head.signature:
+        hint = _SIGN_IT.format(file=signers, whom=whom)
         raise NotAuthorized("nobody has signed the image", hint=hint)
+    hint = _LIST_IT.format(file=signers, whom=whom)
     _require_signers(signers, hint)
     words = ["ssh-keygen", "-Y", "verify", "-f", str(signers), "-I", whom, "-n", SIGNED_FOR]
     with os.fdopen(os.memfd_create("signature"), "wb") as signature:
