@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from phosd.engine.image.manifest import Manifest
 from phosd.engine.image.store import ExpectedSize
 from phosd.engine.node.gpus import GpuInfo, used_by
 from phosd.engine.node.node import Node
@@ -141,6 +142,20 @@ def _private_bytes(pid: int) -> int:
 
 def _gb(count: int) -> str:
     return f"{count / 1e9:.1f} GB"
+
+
+def require_room_for_processes(manifest: Manifest) -> None:
+    """Raise :class:`OutOfMemory` unless the host has room for another copy of what CRIU has saved,
+    which would else be made at the cost of the program that runs.
+    """
+    wanted = sum(file.size for tree in manifest.trees for file in tree.files)
+    free = available_memory()
+    if wanted + _SPARE > free:
+        raise OutOfMemory(
+            f"the host has {_gb(free)} of memory available, the processes of the image need "
+            f"{_gb(wanted)}",
+            hint="end what uses it, or use a machine with more",
+        )
 
 
 def require_device_memory(node: Node, by_gpu: dict[int, int], what: str = "the image") -> None:

@@ -25,7 +25,7 @@ from phosd.engine.job.checks import Check, require_all
 from phosd.engine.job.progress import Progress
 from phosd.engine.node.machine import same_machine
 from phosd.engine.node.node import Node
-from phosd.engine.operations.admission import require_device_memory
+from phosd.engine.operations.admission import require_device_memory, require_room_for_processes
 from phosd.engine.operations.image_gpus import place
 from phosd.engine.operations.load import device_bytes, loaded
 from phosd.engine.operations.restore import Files
@@ -88,6 +88,7 @@ def _checks(
     progress: Progress,
 ) -> Iterator[Check]:
     yield from same_machine(image.manifest, node.criu)
+    yield "host memory", partial(require_room_for_processes, image.manifest)
     for tree, of_tree in zip(trees, files, strict=True):
         options = TreeRestoreOptions(pid_namespace=True)
         yield from criu_restore.admission_checks(node.criu, tree, options, of_tree)

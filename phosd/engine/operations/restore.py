@@ -34,7 +34,7 @@ from phosd.engine.job.rollback import Undo
 from phosd.engine.node.image_placement import ImagePlacement
 from phosd.engine.node.machine import same_machine
 from phosd.engine.node.node import Node
-from phosd.engine.operations.admission import require_device_memory
+from phosd.engine.operations.admission import require_device_memory, require_room_for_processes
 from phosd.engine.operations.image_gpus import blocks_need, place, placed_image
 from phosd.engine.operations.load import LoadedMemory, loaded
 from phosd.engine.operations.move_checks import require_alone
@@ -305,6 +305,8 @@ class _CpuSide:
         begin those of their files.
         """
         yield "pid namespaces", self._require_one_namespace
+        if self._options.clone is not None:
+            yield "host memory", partial(require_room_for_processes, self._manifest)
         for tree, files in zip(self._trees, self._files, strict=True):
             yield from criu_restore.admission_checks(self._criu, tree, self._options, files)
 

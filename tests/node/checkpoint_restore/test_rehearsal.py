@@ -2,9 +2,10 @@
 
 import pytest
 
-from phosd.engine import CheckpointOptions, Node, Progress, checkpoint
+from phosd.engine import CheckpointOptions, Node, Progress, RestoreOptions, checkpoint, restore
 from phosd.engine.criu.made_processes import MadeProcesses
 from phosd.engine.image.packs import HEADER
+from phosd.engine.operations import admission
 from phosd.engine.operations import rehearse as module
 from phosd.engine.operations.rehearse import RehearseOptions, rehearse
 from phosd.engine.program.process import uses_cuda
@@ -92,3 +93,16 @@ def test_its_processes_are_no_programs(
     monkeypatch.setattr(MadeProcesses, "ids", look)
     rehearse(node, image, RehearseOptions(), Progress())
     assert seen and all(pids == [target.pid] for pids in seen)
+
+
+def test_neither_a_clone_nor_a_rehearsal_takes_the_memory_of_the_original(
+    node: Node, start: Starter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = start("single")
+    target.wait_for_steps(3)
+    image = checkpoint(node, target.pid, CheckpointOptions(mode="stop"), Progress()).id
+    monkeypatch.setattr(admission, "available_memory", lambda: 1 << 20)
+    with pytest.raises(OutOfMemory, match="the host has"):
+        rehearse(node, image, RehearseOptions(), Progress())
+    with pytest.raises(OutOfMemory, match="the host has"):
+        restore(node, image, RestoreOptions(clone="a"), Progress())
