@@ -61,6 +61,7 @@ class ImageReceiver:
         self._parts: defaultdict[int, list[tuple[Path, int]]] = defaultdict(list)
         self._in_memory = found.in_memory
         self._places: dict[int, ChunkRef] = {}
+        self._not_as_known: set[ChunkRef] = set()
         self._what = f"image {writer.id}"
         with private_files.space_errors(self._what):
             self._make_files()
@@ -94,9 +95,11 @@ class ImageReceiver:
             with os.fdopen(pack, "rb"):
                 read_record(pack, ref.offset, buffer, f"pack {ref.pack}")
         except (OSError, PhosError):
+            self._not_as_known.add(ref)
             return None  # it comes from elsewhere then; verifying its image finds the damage
         with memoryview(buffer) as whole, whole[HEADER : HEADER + chunk.length] as content:
             if hashlib.sha256(content).hexdigest() != chunk.sha256:
+                self._not_as_known.add(ref)
                 return None
             for path, offset in self._parts.get(number, ()):
                 self._write_part(path, offset, content)
@@ -184,7 +187,8 @@ class ImageReceiver:
             if not stored:
                 return number, None
             digest = digest_buffer(self._key, content)[0]
-            if (known := self._writer.find(digest.hex())) is not None:
+            known = self._writer.find(digest.hex())
+            if known is not None and known not in self._not_as_known:
                 return number, known
             pack, offset = self._next_place(chunk.length)
             fields = header_fields(self._writer.id, self._writer.owner, digest, chunk.length)

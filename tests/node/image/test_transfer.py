@@ -414,6 +414,11 @@ def test_what_is_here_is_not_sent(here: Store, there: Node) -> None:
         asked_for(there, data)
         assert there.store.list()[-1].blocks == there.store.list()[0].blocks
     assert asked_for(there, data) == files
+    damaged = there.store.list()[0].blocks[0].chunks[2]
+    with there.store.pack_path(damaged.pack).open("r+b") as pack:
+        pack.seek(damaged.offset + HEADER + 7)
+        pack.write(b"?")
+    assert asked_for(there, data) == files + 1  # and the new image is whole
     assert set(Sha256Hints(here, 0).read()) == {c.sha256 for c in _in_memory(parts(more)[0])}
 
 
