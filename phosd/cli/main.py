@@ -33,7 +33,7 @@ _COMMANDS = {
     "push": "Bring IMAGE to URL, from where `phos pull` takes it to another machine: a bucket, a "
     "folder, anything that fsspec knows.",
     "pull": "Store an image that `phos push` has brought to URL: the newest, or the one whose id "
-    "there is IMAGE, or begins with it.",
+    "there is IMAGE, or begins with it, or the newest with this name.",
     "verify": "Read all of IMAGES and compare them with their digests, or rehearse their restores.",
     "rm": "Delete IMAGES for good.",
     "prune": "Delete output of `phos run` that nothing needs any more, and with --images old "

@@ -25,12 +25,14 @@ def pull(
     list_only: bool,
 ) -> None:
     """Store an image that `phos push` has brought to URL: the newest, or the one whose id there is
-    IMAGE, or begins with it. It is yours then, with an id of this machine, as after `phos import`.
+    IMAGE, or begins with it, or the newest with this name. It is yours then, with an id of this
+    machine, as after `phos import`.
 
     \b
     Examples:
       phos pull s3://training/images --list
       phos pull s3://training/images --dry-run
+      phos pull s3://training/images bert
       phos pull s3://training/images 20261120T153012
     """
     remote = Remote(url)

@@ -111,7 +111,9 @@ class Remote:
         return _head(data)
 
     def chosen(self, name: str) -> str:
-        """Return the id of the image that begins like this, or of the newest, ``latest``."""
+        """Return the id of the image that begins like this, or of the newest, ``latest``, or of the
+        newest of the program with this name.
+        """
         found = self.images()
         if not found:
             raise NoSuchImage(
@@ -119,6 +121,8 @@ class Remote:
             )
         if name == "latest":
             return found[-1]
+        if name[:1].isalpha():
+            return self._newest_of(name, found)
         meant = [each for each in found if each.startswith(name)] if name else []
         if len(meant) != 1:
             what = f"{len(meant)} images" if meant else "no image"
@@ -127,6 +131,14 @@ class Remote:
                 hint="`phos pull URL --list` lists them",
             )
         return meant[0]
+
+    def _newest_of(self, name: str, images: Sequence[str]) -> str:
+        for image in reversed(images):
+            if self.head(image).contents.image.name == name:
+                return image
+        raise NoSuchImage(
+            f"there is no image of {name} at {self.url}", hint="`phos pull URL --list` lists them"
+        )
 
     def push(self, link: Link, key: Path | None = None) -> Sent:
         """Bring the image there that phosd sends over ``link``: what of it is not there yet."""

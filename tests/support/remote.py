@@ -15,12 +15,14 @@ from phosd.portable import DONE, Chunk, Head, map_bytes, mapped, packed_map, rea
 class Image:
     """An image of these chunks, in this order, each of which is there once."""
 
-    def __init__(self, name: str, parts: Sequence[bytes]) -> None:
-        self.id = name
+    def __init__(self, image: str, parts: Sequence[bytes], name: str = "") -> None:
+        self.id = image
         self.parts = list(dict.fromkeys(parts))
         self.chunks = [Chunk(hashlib.sha256(part).hexdigest(), len(part)) for part in self.parts]
         listed = [[chunk.sha256, chunk.length] for chunk in self.chunks]
-        self.head = Head(json.dumps({"chunks": listed, "image": {"id": name}}).encode())
+        self.head = Head(
+            json.dumps({"chunks": listed, "image": {"id": image, "name": name}}).encode()
+        )
 
 
 def pushed(remote: Remote, image: Image, most: int | None = None) -> Sent:

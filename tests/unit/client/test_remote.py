@@ -97,6 +97,16 @@ def test_another_image_of_the_same_id_is_not_overwritten(remote: Remote) -> None
     assert pulled(remote) == parts(1)
 
 
+def test_an_image_is_found_by_its_name(remote: Remote) -> None:
+    pushed(remote, Image(FIRST, parts(1), "bert"))
+    pushed(remote, Image(SECOND, parts(2), "gpt"))
+    assert (remote.chosen("bert"), remote.chosen("gpt")) == (FIRST, SECOND)
+    pushed(remote, Image("20260103T000000-0003", parts(3), "bert"))
+    assert remote.chosen("bert") == "20260103T000000-0003"
+    with pytest.raises(NoSuchImage, match="no image of ber "):
+        remote.chosen("ber")
+
+
 def test_the_same_image_in_other_words_is_the_same(remote: Remote) -> None:
     """A newer phosd may have more to say of it."""
     image = Image(FIRST, parts(1))
