@@ -114,6 +114,7 @@ def test_migrations_run_once_and_are_recorded(tmp_path: Path) -> None:
         "m005_destinations",
         "m006_nobody_read_them",
         "m007_reasons",
+        "m008_rehearsals",
     ]
     assert {
         "_sqlite_migrations",
