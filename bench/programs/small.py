@@ -2,7 +2,8 @@
 
     python small.py
 
-Prints the number of each step.
+Prints one line per step: number, the byte that is there as a hexadecimal float, seconds, and end on
+the monotonic clock.
 """
 
 import time
@@ -26,12 +27,15 @@ def main() -> None:
     ok(driver.cuInit(0))
     device = ok(driver.cuDeviceGet(0))
     ok(driver.cuCtxSetCurrent(ok(driver.cuDevicePrimaryCtxRetain(device))))
-    memory = ok(driver.cuMemAlloc(_BYTES))
+    memory = int(ok(driver.cuMemAlloc(_BYTES)))
+    last = bytearray(1)
     step = 0
     while True:
+        start = time.monotonic()
         ok(driver.cuMemsetD8(memory, step % 256, _BYTES))
-        ok(driver.cuCtxSynchronize())
-        print(step, flush=True)
+        ok(driver.cuMemcpyDtoH(last, memory + _BYTES - 1, 1))
+        end = time.monotonic()
+        print(step, float(last[0]).hex(), f"{end - start:.6f} {end:.6f}", flush=True)
         step += 1
         time.sleep(_PAUSE)
 
