@@ -49,7 +49,7 @@ def main() -> None:
     parser.add_argument("--gpus", default="0", help="ordinals (%(default)s)")
     parser.add_argument("--against", type=int, default=20, help="lines (%(default)s)")
     parser.add_argument("--times", type=int, default=3, help="of each (%(default)s)")
-    parser.add_argument("--memory-tier", default="25%")
+    parser.add_argument("--memory-tier", default="30G")
     parser.add_argument("--state", type=Path, default=Path("/var/tmp"))
     parser.add_argument("program", nargs="+")
     arguments = parser.parse_args()
@@ -73,7 +73,7 @@ def case(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
         image = checkpoint(node, training.process.pid, CheckpointOptions(mode="stop"), Progress())
 
         def values(shown: Training, pid: int) -> int:
-            """Wait until it has printed what is compared, and kill it; return how many are right."""
+            """Wait until it has printed what is compared, and kill it; how much is right?"""
             shown.wait_for(max(0, arguments.against - shown.lines()))
             os.kill(pid, signal.SIGKILL)
             found = shown.losses()

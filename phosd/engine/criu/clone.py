@@ -6,12 +6,11 @@ writes to are copied as they were at the checkpoint, to names of the clone's own
 program can have (:mod:`phosd.engine.criu.exclusive`) must be free. So nothing of a clone's reaches
 the original through what it had when it was saved.
 
-The names are changed in a private copy of CRIU's ``files.img``. The software GPU's socket gets
-another name there, too.
+The names are changed in a private copy of CRIU's ``files.img``. The sockets of the GPU's driver get
+other names there, too.
 """
 
 import os
-import re
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -19,7 +18,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property, partial
 
-from phosd.engine.criu.exclusive import SOFTWARE_GPU, Lock, Names, locked
+from phosd.engine.criu.exclusive import DRIVERS_SOCKET, Lock, Names, locked
 from phosd.engine.criu.file_worker import Copied, Inode
 from phosd.engine.criu.image_file import Field
 from phosd.engine.criu.private_copy import changed, private_copy
@@ -29,6 +28,7 @@ from phosd.errors import Reason, Unsupported
 
 _FILE_REGULAR, _FILE_UNIX, _REGULAR_NAME, _UNIX_NAME = 3, 16, 6, 11
 _SHOWN = 5
+_DIGITS = 16
 
 
 class CloneFiles(StrEnum):
@@ -137,10 +137,12 @@ class _Renaming:
         return self._paths.get(name, name)
 
     def _socket(self, name: bytes) -> bytes:
-        if not SOFTWARE_GPU.fullmatch(name):
+        match = DRIVERS_SOCKET.fullmatch(name)
+        if match is None:
             return name
-        token = secrets.token_hex(8).encode()
-        return self._sockets.setdefault(name, re.sub(rb"[0-9a-f]{16}\Z", token, name))
+        first, last = match.span(match.lastgroup or 0)
+        token = f"{secrets.randbelow(10**_DIGITS):0{_DIGITS}}".encode()
+        return self._sockets.setdefault(name, name[:first] + token + name[last:])
 
 
 def _with_name(

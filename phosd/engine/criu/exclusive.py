@@ -41,8 +41,14 @@ _BOUND = (tcp.State.LISTENING, tcp.State.CLOSED)
 _LOCK = re.compile(r"\d+: (\w+) +\w+ +(READ|WRITE|UNLCK|RW|NONE) +(-?\d+) (\w+):(\w+):(\d+) ")
 _HELD = procfs.PROC / "locks"
 
-SOFTWARE_GPU = re.compile(rb"\0phos-softgpu-\d{1,10}-[0-9a-f]{16}")
-"""The name of a software GPU's socket, which follows it to another one."""
+DRIVERS_SOCKET = re.compile(
+    rb"\0(?:phos-softgpu-\d{1,10}-(?P<software>[0-9a-f]{16})"
+    rb"|cuda-uvmfd-(?P<cuda>\d{1,20})-\d{1,10}\0*)"
+)
+"""The name of a socket that the GPU's driver has in each process, with the part that may be another
+one. The software GPU follows its socket to any name. NVIDIA's driver has the inode of the pid
+namespace there, and the pid.
+"""
 
 _Message = Mapping[int, Sequence[int | bytes]]
 
@@ -112,7 +118,7 @@ class Names:
         shown = {
             os.fsdecode(name.rstrip(b"\0").replace(b"\0", b"@"))
             for name in wanted
-            if not SOFTWARE_GPU.fullmatch(name)
+            if not DRIVERS_SOCKET.fullmatch(name)
         }
         there = {each.name for each in sockets.unix_sockets().values()} if shown else set()
         for name in sorted(shown & there):

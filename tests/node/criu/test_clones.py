@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from phosd.engine.criu import restore as restore_module
 from phosd.engine.criu.clone import Clone, CloneFiles
 from phosd.engine.criu.restore import Restored, TreeRestoreOptions, restore_tree
 from phosd.engine.job.cancellation import Cancellation
-from phosd.engine.system import pid_namespaces
+from phosd.engine.system import pid_namespaces, sockets
 from phosd.errors import Busy, Cancelled, ImageCorrupt, Internal, Reason, Unsupported
 from tests.node.criu.life import COUNTER, HOLDER, USER, Life, in_order, wait_for
 
@@ -112,6 +113,26 @@ def test_what_only_one_can_have_is_named_and_free_when_the_original_has_gone(bes
     clone(beside, "a")
     beside.counts_on(Path(f"{beside.log}.clone-a"))
     assert "TCP port" in refused(beside)
+
+
+def test_sockets_of_the_gpus_driver_get_names_of_their_own(beside: Life) -> None:
+    """Each process that uses CUDA has one (driver 580)."""
+    names = f"cuda-uvmfd-4026531836-{os.getpid()}", f"phos-softgpu-{os.getpid()}-{'ab' * 8}"
+    beside.start(
+        "import socket\n"
+        f"made = [socket.socket(socket.AF_UNIX) for _ in {names}]\n"
+        f"[each.bind('\\0' + name) for each, name in zip(made, {names})]\n" + COUNTER
+    )
+    beside.counts_on()
+    beside.dump()
+    clone(beside, "a")
+    beside.counts_on(Path(f"{beside.log}.clone-a"))
+    found = [each.name for each in sockets.unix_sockets().values()]
+    for name in names:
+        assert found.count(f"@{name}") == 1
+    uvm = [name for name in found if re.fullmatch(rf"@cuda-uvmfd-\d{{16}}-{os.getpid()}", name)]
+    assert len(uvm) == 1
+    clone(beside, "b")
 
 
 @pytest.mark.parametrize(("kind", "words"), [("flock", "a lock on"), ("fifo", "the named pipe")])
