@@ -9,19 +9,22 @@ from phosd.errors import OutOfMemory
 
 
 @contextmanager
-def taken(*gpus: int) -> Iterator[None]:
-    """Somebody has all memory that is left of these GPUs, or of all."""
+def taken(*gpus: int, but: int = 0) -> Iterator[None]:
+    """Somebody has all memory that is left of these GPUs, or of all, ``but`` so many bytes."""
     with ExitStack() as stack:
         for gpu in gpus or range(len(list_gpus())):
-            stack.enter_context(_filled(gpu))
+            stack.enter_context(_filled(gpu, but))
         yield
 
 
 @contextmanager
-def _filled(gpu: int) -> Iterator[None]:
+def _filled(gpu: int, but: int) -> Iterator[None]:
     with using(gpu):
         blocks, size = [], 1 << 30
         while size >= 2 << 20:
+            if free(gpu) < but + size:
+                size //= 2
+                continue
             try:
                 blocks.append(cuda.call("cuMemAlloc", size))
             except OutOfMemory:

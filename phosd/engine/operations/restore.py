@@ -216,9 +216,8 @@ class _Admission:
             return
         needs = blocks_need(manifest, self._placement.moves)
         yield "device memory", partial(require_device_memory, self._node, needs)
-        if manifest.shares_memory:
-            pids = [p.pid for p in manifest.processes]
-            yield "other programs", partial(require_alone, needs.keys(), pids)
+        if manifest.shares_memory:  # beside a clone, its original is another program
+            yield "other programs", partial(require_alone, needs.keys(), self._cpu.pids_here)
 
     def _place(self) -> str:
         self._placement = self._choose()

@@ -10,6 +10,7 @@ import pytest
 from phosd.engine import Node
 from phosd.engine.image.manifest import Manifest
 from phosd.engine.job.progress import Progress
+from phosd.engine.mover.client.mover import ROOM
 from phosd.engine.node.gpus import list_gpus
 from phosd.engine.operations import restore as restore_module
 from phosd.engine.operations.checkpoint import CheckpointOptions, checkpoint
@@ -127,7 +128,7 @@ def test_a_gpu_with_room_is_found(
     target.wait_for_steps(5)
     image = saved(node, target, "stop")
     assert target.pid not in {each.pid for each in node.processes()}  # lets go of its memory
-    with taken(0):
+    with taken(0, but=ROOM):  # the driver needs it to take the program from there
         (found,) = [
             each
             for each in try_restore(node, image.id, RestoreOptions(), Progress())

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from sqlite_utils import Database
 
+from phosd import __version__
 from phosd.engine.job.experience import KernelMark, PastCheckpoint
 from phosd.engine.job.figures import Figures
 from phosd.engine.job.journal import JobRecord, Journal
@@ -263,7 +264,7 @@ def test_a_file_of_the_journal_keeps_its_names(tmp_path: Path) -> None:
     (record,) = Journal(tmp_path).interrupted()
     assert record.affected is not None and record.affected.moves == {0: 1}
     Journal(tmp_path).write(record)
-    assert json.loads((tmp_path / "7.json").read_text()) == known
+    assert json.loads((tmp_path / "7.json").read_text()) == known | {"phosd": __version__}
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b'{"job": "x"}', b"\xff" * 100_000])
