@@ -398,8 +398,11 @@ def _examine_mapped(file: MappedFile) -> str:
 def _examine_needed(path: str) -> str:
     """Return why a folder is missing and cannot be made; empty if it can, or is there."""
     there = Path(path)
-    while not there.exists():
-        there = there.parent
+    try:
+        while not there.exists():
+            there = there.parent
+    except OSError as error:
+        return f"{path}, in which a socket of the program's was, cannot be seen: {error.strerror}"
     if there.is_dir() and (str(there) == path or os.access(there, os.W_OK | os.X_OK)):
         return ""
     return f"{path}, in which a socket of the program's was, is gone and cannot be made in {there}"

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from phosd.engine.criu import dump as criu_dump
 from phosd.engine.criu import restore as criu_restore
 from phosd.engine.criu.dump import DumpOptions, TreeDump
+from phosd.engine.criu.owned_processes import is_criu
 from phosd.engine.criu.program import Criu
 from phosd.engine.criu.restore import Restored, TreeRestoreOptions
 from phosd.engine.criu.saved_tree import SavedTree
@@ -221,6 +222,19 @@ class Life:
             for pid in restored.pids:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
+
+
+class CriuKiller(Cancellation):
+    """Kills every CRIU that it finds when it is checked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.killed: list[int] = []
+
+    def check(self) -> None:
+        for pid in filter(is_criu, procfs.pids()):
+            os.kill(pid, signal.SIGKILL)
+            self.killed.append(pid)
 
 
 def in_order(values: Sequence[int]) -> bool:

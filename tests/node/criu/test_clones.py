@@ -11,11 +11,15 @@ import pytest
 
 from phosd.engine.criu import restore as restore_module
 from phosd.engine.criu.clone import Clone, CloneFiles
-from phosd.engine.criu.restore import Restored, TreeRestoreOptions, restore_tree
+from phosd.engine.criu.restore import (
+    Restored,
+    TreeRestoreOptions,
+    restore_tree,
+)
 from phosd.engine.job.cancellation import Cancellation
 from phosd.engine.system import pid_namespaces, sockets
 from phosd.errors import Busy, Cancelled, ImageCorrupt, Internal, Reason, Unsupported
-from tests.node.criu.life import COUNTER, HOLDER, USER, Life, in_order, wait_for
+from tests.node.criu.life import COUNTER, HOLDER, USER, CriuKiller, Life, in_order, wait_for
 
 
 def clone(beside: Life, name: str, files: CloneFiles = CloneFiles.COPY) -> Restored:
@@ -214,3 +218,17 @@ def test_images_without_hard_links_are_told(beside: Life, monkeypatch: pytest.Mo
     monkeypatch.setattr(os, "link", refuse)
     assert "hard links" in refused(beside, Internal)
     assert [path.name for path in beside.private.iterdir()] == ["images"]
+
+
+def test_criu_is_killed_while_it_holds_the_tree(beside: Life) -> None:
+    beside.start(COUNTER)
+    beside.counts_on()
+    beside.dump()
+    before = sorted(beside.home.iterdir())
+    killer = CriuKiller()
+    options = TreeRestoreOptions(clone=Clone(beside.saved_tree, "a", CloneFiles.COPY))
+    with pytest.raises(Internal, match="criu restore"):
+        restore_tree(beside.criu, beside.saved_tree, options, complete=lambda: bool(killer.check()))
+    assert killer.killed and not namespaces(beside) and not [*beside.private.glob("copy-*")]
+    assert sorted(beside.home.iterdir()) == before
+    beside.counts_on()

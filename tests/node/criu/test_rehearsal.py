@@ -14,7 +14,7 @@ from phosd.engine.criu.restore import rehearse_tree
 from phosd.engine.job.cancellation import Cancellation
 from phosd.engine.system import pid_namespaces
 from phosd.errors import Cancelled, Internal, OutOfSpace
-from tests.node.criu.life import COUNTER, HOLDER, Life, in_order
+from tests.node.criu.life import COUNTER, HOLDER, CriuKiller, Life, in_order
 
 KINDS = ("TCP", "UDP", "connection", "@abstract", "path", "flock", "lockf", "fifo", "shm")
 DELETED = """
@@ -124,3 +124,15 @@ def test_a_size_that_no_file_has_is_refused(beside: Life, scratch: Path) -> None
     with pytest.raises(OutOfSpace, match="/both"):
         rehearse(beside, scratch)
     nothing_stays(beside)
+
+
+def test_criu_is_killed_while_it_holds_the_tree(beside: Life, scratch: Path) -> None:
+    beside.start(COUNTER)
+    beside.counts_on()
+    beside.dump()
+    killer = CriuKiller()
+    with pytest.raises(Internal, match="criu restore"):
+        rehearse(beside, scratch, killer)
+    assert killer.killed
+    nothing_stays(beside)
+    beside.counts_on()
