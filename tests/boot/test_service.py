@@ -107,4 +107,5 @@ def test_with_the_drop_in_a_service_is_saved_and_restored(service: Machine) -> N
     common = again().keys() & before.keys()
     assert {n: again()[n] for n in common} == {n: before[n] for n in common}
     assert service.run(f"stat -c %U /proc/{pid}") == "ann\n"
+    assert service.run(f"cat /proc/{pid}/oom_score_adj") == "0\n", "CRIU's is -900"
     service.run(f"kill -9 {pid}")

@@ -42,6 +42,9 @@ def credentials(path: Path) -> Credentials | None:
     if len(messages) != 1:
         raise strange(path)
     creds = _read(path, messages[0])
+    sets = (_GROUPS, _INHERITABLE, _PERMITTED, _EFFECTIVE, _BOUNDING, _AMBIENT)
+    if any(isinstance(value, bytes) for number in sets for value in creds.get(number, ())):
+        raise strange(path)  # packed, as CRIU does not write them, but reads them
     ids = [_last(creds, number) for number in _IDS]
     return Credentials(
         uids=tuple(ids[0::2]),

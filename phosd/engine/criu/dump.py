@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -36,6 +35,7 @@ from phosd.engine.system import procfs
 from phosd.engine.system.native import criu_plugins
 from phosd.engine.system.privileges import Capability
 from phosd.engine.system.procfs import Descriptor
+from phosd.engine.system.removal import remove_trees
 from phosd.errors import Busy, Internal, InvalidOption, NoSuchProcess, Unsupported
 
 GHOST_LIMIT = "2G"
@@ -440,4 +440,4 @@ def working_folder(folder: Path, owner: Owner) -> Iterator[Path]:
         os.chown(work, owner.uid, owner.gid)
         yield work
     finally:
-        shutil.rmtree(work)
+        remove_trees([work])

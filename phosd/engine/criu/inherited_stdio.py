@@ -41,6 +41,13 @@ class Outlets:
         self._parent = bool(details.tied_to_parent or end or namespace)
         if self._parent:
             self.words.append("--restore-sibling")
+        try:
+            self._make_all(details, owner)
+        except BaseException:
+            self._close()
+            raise
+
+    def _make_all(self, details: CpuDetails, owner: Owner) -> None:
         for endpoint in details.endpoints:
             if endpoint.kind is EndpointKind.TERMINAL and details.shell_job:
                 if self._terminal is None:
@@ -94,6 +101,9 @@ class Outlets:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        self._close()
+
+    def _close(self) -> None:
         for descriptor in (*self._program, *self._keeper):
             with contextlib.suppress(OSError):
                 os.close(descriptor)

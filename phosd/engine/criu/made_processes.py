@@ -42,6 +42,12 @@ class MadeProcesses:
     def _ours(self, pid: int) -> bool:
         return is_made(self._wanted[pid], self._user, self._since)
 
+    def has(self, pid: int) -> bool:
+        """Return whether a saved process is there, and made since: an image may name processes that
+        CRIU does not make, and somebody else may have got their ids.
+        """
+        return pid in self.ids() and (self._namespace is not None or self._ours(pid))
+
     def ids(self) -> dict[int, int]:
         """Return the ids of saved processes and threads that are there, as we know them, by those
         that they were saved with.

@@ -6,7 +6,6 @@ compared with its digest before it is changed: what is made of it has none.
 
 import contextlib
 import os
-import shutil
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
@@ -15,6 +14,7 @@ from pathlib import Path
 from phosd.engine.criu.image_file import Field, fields, message, rewrite
 from phosd.engine.criu.saved_tree import SavedTree
 from phosd.engine.image.private_files import file_digest, open_private
+from phosd.engine.system.removal import remove_trees
 from phosd.errors import ImageCorrupt, Internal
 
 FILES = "files.img"
@@ -37,7 +37,7 @@ def private_copy(tree: SavedTree, change: Change) -> Iterator[SavedTree]:
         rewrite(folder / FILES, change)
         yield replace(tree, folder=folder)
     finally:
-        shutil.rmtree(folder)
+        remove_trees([folder])
 
 
 def remove_left(folder: Path, trees: Collection[str]) -> None:
@@ -46,7 +46,7 @@ def remove_left(folder: Path, trees: Collection[str]) -> None:
     """
     for left in folder.iterdir():
         if left.name not in trees and left.is_dir() and not left.is_symlink():
-            shutil.rmtree(left)
+            remove_trees([left])
 
 
 def changed(field: Field, change: Change) -> Field:

@@ -62,7 +62,8 @@ class Invocation:
     ``environment`` is added to CRIU's, which loads the plugins of the folder ``plugins`` and no
     others; ``capabilities`` are all that CRIU has, unless the owner is
     root. ``wrap`` may put a command around CRIU's. ``place``: see :func:`launch.launch`.
-    ``inside``: the namespace that it runs in, and those that come with it.
+    ``inside``: the namespace that it runs in, and those that come with it. ``bounded``: see
+    :func:`privileges.command`.
     """
 
     action: str
@@ -77,6 +78,7 @@ class Invocation:
     place: Place | None = None
     plugins: Path | None = None
     inside: PidNamespace | None = None
+    bounded: bool = False
     wrap: Callable[[list[str]], list[str]] = list
 
 
@@ -231,6 +233,8 @@ class Criu:
                 dies_with_parent=invocation.dies_with_us,
                 environment=invocation.environment,
                 inside=inside,
+                as_others=invocation.action == "restore",
+                bounded=invocation.bounded,
             )
             started = launch.launch(
                 invocation.wrap(command),

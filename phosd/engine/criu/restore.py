@@ -39,7 +39,7 @@ from phosd.engine.system.looking import describe
 from phosd.engine.system.native import criu_plugins
 from phosd.engine.system.pid_namespaces import PidNamespace
 from phosd.engine.system.procfs import ProcessId
-from phosd.errors import Busy, Internal, NotAuthorized, Reason, Unsupported
+from phosd.errors import Busy, ImageCorrupt, Internal, NotAuthorized, Reason, Unsupported
 
 SETTLED = 0.05
 """Seconds that a restored program must live before it counts as restored."""
@@ -188,6 +188,13 @@ def _rights(tree: SavedTree) -> Rights:
     rights = Rights.in_images(tree.folder)
     if not tree.user.is_root:
         rights.require_plain(tree.user)
+        if tree.details.imported:
+            rights.require_untrimmed()
+    if tree.details.imported and (hidden := rights.of.keys() - tree.ids):
+        raise ImageCorrupt(
+            f"CRIU would make a thread {min(hidden)}, which the image does not list",
+            hint="the image cannot be restored; delete it",
+        )
     return rights
 
 
@@ -231,16 +238,16 @@ def restore_tree(
             made.end()
             files.undo()
             raise
-        # CRIU could give every process its pid, so these are the processes that it created.
         ids = made.ids()
-        pids = (ids[process.pid] for process in tree.processes if process.pid in ids)
+        there = [process for process in tree.processes if made.has(process.pid)]
+        pids = (ids[process.pid] for process in there)
         known = frozenset(filter(None, map(procfs.process_id, pids)))
         place = namespace.namespace if namespace is not None else None
         root = ids.get(tree.record.root, 0)
         restored = Restored(root, ids, files, known, place, time.monotonic())
     try:
         _require_alive(root)
-        _set_affinities(tree.processes, ids)
+        _set_affinities(there, ids)
     except BaseException:
         restored.abandon()
         raise
@@ -412,6 +419,7 @@ def _run(
             if options.rehearsed
             else place_of(details.cgroups, owner.uid, criu.surroundings),
             plugins=criu_plugins() if tracer is not None else None,
+            bounded=details.imported and not owner.is_root,
             wrap=lambda command: outlets.wrap(command, options.output),
         )
         with criu.start(invocation) as running:
@@ -460,7 +468,10 @@ def _set_affinities(processes: Sequence[Process], ids: Mapping[int, int]) -> Non
     """Restore on which CPUs threads may run, which CRIU does not."""
     everywhere = set(range(os.cpu_count() or 1))
     for process in processes:
+        theirs = set(procfs.threads(ids[process.pid]))
         for thread, cpus in process.affinity.items():
+            if ids.get(thread) not in theirs:
+                continue
             present = set(cpus) & everywhere
             with contextlib.suppress(KeyError, ProcessLookupError):  # the thread has ended since
                 os.sched_setaffinity(ids[thread], present or everywhere)

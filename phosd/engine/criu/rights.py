@@ -89,17 +89,34 @@ class Rights:
             if right.secure_bits:
                 raise _more(f"thread {thread} has secure bits, of which the kernel tells nobody")
 
+    def require_untrimmed(self) -> None:
+        """Raise :class:`NotAuthorized` for what CRIU needs CAP_SETPCAP for, in an image from
+        elsewhere: inheritable capabilities, or less in a bounding set than this machine has.
+        """
+        usual = {_everything(), procfs.credentials(1).bounding}
+        for thread, right in self.of.items():
+            if right.inheritable or right.bounding not in usual:
+                raise _more(
+                    f"thread {thread} of an image from elsewhere has inheritable capabilities, or "
+                    "fewer in its bounding set than this machine has"
+                )
+
     @property
     def to_restore(self) -> frozenset[Capability]:
         """The capabilities that CRIU needs to restore these credentials of a user's program."""
-        last = int((procfs.PROC / "sys/kernel/cap_last_cap").read_text())
-        everything = (1 << last + 1) - 1
+        everything = _everything()
         rights = self.of.values()
         # CRIU drops capabilities missing in a thread's bounding set, even if its own set lacks them
         # too.
         trims = any(each.bounding != everything or each.inheritable for each in rights)
         needed = (Capability.CHECKPOINT_RESTORE, *((Capability.SETPCAP,) if trims else ()))
         return frozenset(needed)
+
+
+def _everything() -> int:
+    """Return the set of all capabilities of this kernel."""
+    last = int((procfs.PROC / "sys/kernel/cap_last_cap").read_text())
+    return (1 << last + 1) - 1
 
 
 def _more(why: str) -> NotAuthorized:

@@ -10,17 +10,16 @@ import os
 import re
 import secrets
 import stat
-import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from phosd.engine.system import pid_namespaces, procfs
-from phosd.errors import NotAuthorized, Timeout
+from phosd.engine.system.removal import remove_trees
+from phosd.errors import NotAuthorized
 
 _NAMESPACES = "pidns"
 _NUMBER = re.compile("[0-9]{1,20}")
 _TRIES = 100
-_REMOVAL_SECONDS = 30.0
 
 
 def hooks_folder(runtime_dir: Path) -> Path:
@@ -100,25 +99,8 @@ def sweep(runtime_dir: Path) -> None:
     found = pid_namespaces.members(folders.values()) if folders else {}
     for folder, name in folders.items():
         _sweep(folder, found[name])
-    _remove([folder for folder, name in folders.items() if not found[name]])
-    _remove([*(hooks / _NAMESPACES).glob("*.old")])
-
-
-def _remove(folders: list[Path]) -> None:
-    """Remove folders in which users may have made what they like, also one below the other until
-    a recursion would end this process, or more and more.
-    """
-    if not folders:
-        return
-    words = ["rm", "-rf", "--one-file-system", "--", *map(str, folders)]
-    try:
-        subprocess.run(words, check=False, stderr=subprocess.DEVNULL, timeout=_REMOVAL_SECONDS)
-    except subprocess.TimeoutExpired as error:
-        raise Timeout(
-            f"{len(folders)} folders of pid namespaces that have ended, in {folders[0].parent}, "
-            f"could not be removed within {_REMOVAL_SECONDS:.0f} s",
-            hint="see who writes to them: `lsof +D`",
-        ) from error
+    remove_trees([folder for folder, name in folders.items() if not found[name]])
+    remove_trees([*(hooks / _NAMESPACES).glob("*.old")])
 
 
 def _sweep(folder: Path, ids: Mapping[int, int]) -> None:

@@ -28,6 +28,12 @@ MAX_FILES = 1 << 18
 """Most files of CRIU's in an image: some for each process and thread."""
 _MODES = ("concurrent", "recopy", "stop", "driver")
 _MOST_GPUS = 64
+_MOST_CHUNKS = 1 << 20
+"""2 TiB of device memory."""
+_MOST_ENDPOINTS = 200
+_MOST_MEMORY_FILES = 1000
+"""Each takes a descriptor while the image is restored."""
+_MOST_ITEMS = 1 << 17
 _MOST_COMMAND = 12 << 10
 """Most characters of a program's path and command line: as many as a checkpoint records."""
 _MOST_WORDS = 1000
@@ -156,6 +162,7 @@ def _check(found: PortableImage) -> None:
         demand(0 < chunk.length <= CHUNK, f"has a chunk of {chunk.length} bytes")
     demand(len(found.files) == len(image.trees) > 0, "has not the files of each tree")
     demand(len(found.blocks) == len(image.blocks), "has not the chunks of each block")
+    demand(sum(map(len, found.blocks)) <= _MOST_CHUNKS, "has more memory than GPUs have")
     used = bytearray(count)
 
     def length_of(number: int, what: str) -> int:
@@ -226,6 +233,12 @@ def _check_image(image: Manifest, demand: _Demand) -> None:
         demand(all(0 <= each <= _LAST_USER for each in ids), f"gives pid {tree.root} no user")
         opened = {(file.pid, file.descriptor) for file in details.open_files}
         demand(len(opened) == len(details.open_files), "has two files open by one number")
+        outlets = len(details.endpoints)
+        demand(outlets <= _MOST_ENDPOINTS, f"has {outlets} outputs, more than a restore passes on")
+        demand(len(details.memory_files) <= _MOST_MEMORY_FILES, "has more files in memory than fit")
+        demand(len(set(details.groups)) == len(details.groups), "has a group twice")
+        lists = (details.groups, details.open_files, details.mapped_files)
+        demand(max(map(len, lists)) <= _MOST_ITEMS, "lists more than a program has")
         demand(0 <= details.tied_to_parent < signal.NSIG, f"ties pid {tree.root} to no signal")
     demand(
         len({tree.folder for tree in image.trees}) == len(image.trees), "has trees in one folder"

@@ -3,12 +3,12 @@
 import contextlib
 import fcntl
 import os
-import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 from phosd.engine.system.host_memory import available_memory
+from phosd.engine.system.removal import remove_trees
 
 MEMORY = Path("/dev/shm")
 _STAGING = "phosd-"
@@ -35,7 +35,7 @@ class Staging:
             yield folder
         finally:
             try:
-                shutil.rmtree(folder)
+                remove_trees([folder])
             finally:
                 # Not before: another engine would take it for a leftover and remove it.
                 os.close(lock)
@@ -51,7 +51,7 @@ class Staging:
                 try:
                     if os.fstat(lock).st_uid == os.geteuid():
                         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                        shutil.rmtree(folder)
+                        remove_trees([folder])
                 finally:
                     os.close(lock)
 

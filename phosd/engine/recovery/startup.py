@@ -68,7 +68,8 @@ def settle(node: Node, interrupted: Collection[InterruptedJob]) -> dict[int, str
     ):
         try:
             clear()
-        except (PhosError, OSError) as error:  # leftovers only take space; the processes run
+        # Leftovers only take space; the processes run.
+        except (PhosError, OSError, RecursionError) as error:
             _log.error("%s that earlier jobs left could not be removed: %s", what, error)
     return said
 

@@ -10,6 +10,7 @@ import ctypes
 import errno
 import json
 import os
+import resource
 import signal
 import struct
 import sys
@@ -77,6 +78,19 @@ def _leave_session_keyring() -> None:
         # A container forbids all to do with keys, to programs in it as well.
         if number not in (errno.ENOSYS, errno.EPERM):
             raise OSError(number, f"cannot leave root's session keyring: {os.strerror(number)}")
+
+
+def _leave_oom_score(uid: int) -> None:
+    """Take the OOM score of an ordinary process, if this one has a lower one. Where root has
+    written it, nobody else can take a lower one again; where a user has, down to that which root
+    wrote before.
+    """
+    score = os.open("/proc/self/oom_score_adj", os.O_RDWR)
+    if int(os.read(score, 16)) < 0:
+        os.seteuid(uid)
+        os.write(score, b"0")
+        os.seteuid(0)
+    os.close(score)
 
 
 def drop_from_bounding_set(capability: int) -> None:
@@ -175,12 +189,16 @@ def command(
     dies_with_parent: bool = False,
     environment: Mapping[str, str] | None = None,
     inside: int | None = None,
+    as_others: bool = False,
+    bounded: bool = False,
 ) -> list[str]:
     """Return the command line that runs ``words`` as this user.
 
     It keeps ``capabilities``; root keeps all. ``environment`` is added to that of ``words``.
     ``inside``: an inherited pidfd, of a process in whose pid and mount namespaces they run, and
-    which no user can move into others.
+    which no user can move into others. ``as_others``: it is ended for its memory like any other
+    process, not as late as phosd, unless it says otherwise. ``bounded``: nor may it say so, nor get
+    a priority above others'.
     """
     orders = {
         "uid": uid,
@@ -190,6 +208,8 @@ def command(
         "dies_with_parent": dies_with_parent,
         "environment": dict(environment or {}),
         "inside": inside,
+        "as_others": as_others,
+        "bounded": bounded,
     }
     return [sys.executable, "-I", "-S", __file__, json.dumps(orders), *words]
 
@@ -198,6 +218,11 @@ def main() -> None:
     parent = os.getppid()
     orders, words = json.loads(sys.argv[1]), sys.argv[2:]
     outside = None if orders["inside"] is None else enter(orders["inside"])
+    if orders["as_others"]:
+        _leave_oom_score(0 if orders["bounded"] else orders["uid"])
+    if orders["bounded"]:
+        for limit in (resource.RLIMIT_RTPRIO, resource.RLIMIT_NICE):
+            resource.setrlimit(limit, (0, 0))
     if orders["uid"] != 0 or orders["gid"] != 0:
         kept = map(Capability, orders["capabilities"])
         become(orders["uid"], orders["gid"], orders["groups"], kept)

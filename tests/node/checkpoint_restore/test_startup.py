@@ -105,6 +105,31 @@ def test_staging_of_the_dead_is_removed_and_that_of_the_living_stays(
         assert {path.name for path in memory.iterdir()} == kept
 
 
+def test_what_a_user_has_nested_ends_neither_a_job_nor_the_start(
+    node: Node, memory: Path
+) -> None:
+    """A rehearsal's files are in a folder that is its user's for a moment."""
+
+    def nest(folder: Path) -> None:
+        at = os.open(folder, os.O_RDONLY)
+        for _ in range(1500):  # deeper than Python recurses
+            os.mkdir("d", dir_fd=at)
+            below = os.open("d", os.O_RDONLY, dir_fd=at)
+            os.close(at)
+            at = below
+        os.close(at)
+
+    with node.staging.folder(0) as used:
+        assert used is not None
+        nest(used)
+    assert not used.exists()
+    left = memory / "phosd-left"
+    left.mkdir()
+    nest(left)
+    assert settle(node, []) == {}
+    assert not left.exists()
+
+
 def test_a_folder_that_is_just_removed_is_nobody_elses(
     node: Node, memory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

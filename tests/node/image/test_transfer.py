@@ -59,10 +59,15 @@ FILES = {
 }
 
 
-def core(user: int = 0, capabilities: int = 0) -> bytes:
-    """A file as CRIU writes it of a thread of a user, with these capabilities."""
+def core(user: int = 0, capabilities: int = 0, inheritable: int = 0, lacking: int = 0) -> bytes:
+    """A file as CRIU writes it of a thread of a user, with these capabilities; its bounding set is
+    that of this machine, but for those ``lacking``.
+    """
     ids = [Field.of(number, user) for number in range(1, 9)]
-    creds = image_file.message([*ids, Field.of(10, capabilities)])
+    bounding = procfs.credentials(1).bounding & ~lacking
+    words = [Field.of(12, word) for word in (bounding & 0xFFFFFFFF, bounding >> 32)]
+    sets = [Field.of(9, inheritable), Field.of(10, capabilities), *words]
+    creds = image_file.message([*ids, *sets])
     thread = image_file.message([Field.of(10, creds)])
     text = image_file.message([Field.of(5, thread)])
     return bytes(8) + struct.pack("<I", len(text)) + text
@@ -337,7 +342,13 @@ def test_a_user_gets_the_rights_of_a_user(here: Store, there: Node) -> None:
     """Whatever CRIU's files say. What says that it is of this boot is of no process here."""
     with pytest.raises(NotAuthorized):
         imported(there, exported(here, publish(here).id), options(owner=NOBODY))
-    for forged_core in (core(0), core(NOBODY, capabilities=1 << 21)):
+    forged = (
+        core(0),
+        core(NOBODY, capabilities=1 << 21),
+        core(NOBODY, inheritable=1 << 8),  # CRIU would need CAP_SETPCAP for these
+        core(NOBODY, lacking=1 << 5),
+    )
+    for forged_core in forged:
         image = publish(here, user=NOBODY, core_file=forged_core)
         with pytest.raises(NotAuthorized):
             imported(there, exported(here, image.id), options(owner=NOBODY))

@@ -1,0 +1,27 @@
+"""Remove folders in which users may have made what they like."""
+
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+from phosd.errors import Timeout
+
+_SECONDS = 30.0
+
+
+def remove_trees(folders: Sequence[Path]) -> None:
+    """Remove folders with all that is in them. Of one that cannot be removed, something stays.
+
+    Not by ``shutil.rmtree``: users may make folders one below the other until a recursion would end
+    this process, or more and more. Raises :class:`Timeout`.
+    """
+    if not folders:
+        return
+    words = ["rm", "-rf", "--one-file-system", "--", *map(str, folders)]
+    try:
+        subprocess.run(words, check=False, stderr=subprocess.DEVNULL, timeout=_SECONDS)
+    except subprocess.TimeoutExpired as error:
+        raise Timeout(
+            f"what users have made in {folders[0]} could not be removed within {_SECONDS:.0f} s",
+            hint="see who writes to it: `lsof +D`",
+        ) from error
