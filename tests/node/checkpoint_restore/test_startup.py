@@ -105,9 +105,7 @@ def test_staging_of_the_dead_is_removed_and_that_of_the_living_stays(
         assert {path.name for path in memory.iterdir()} == kept
 
 
-def test_what_a_user_has_nested_ends_neither_a_job_nor_the_start(
-    node: Node, memory: Path
-) -> None:
+def test_what_a_user_has_nested_ends_neither_a_job_nor_the_start(node: Node, memory: Path) -> None:
     """A rehearsal's files are in a folder that is its user's for a moment."""
 
     def nest(folder: Path) -> None:
