@@ -227,8 +227,13 @@ def test_criu_is_killed_while_it_holds_the_tree(beside: Life) -> None:
     before = sorted(beside.home.iterdir())
     killer = CriuKiller()
     options = TreeRestoreOptions(clone=Clone(beside.saved_tree, "a", CloneFiles.COPY))
+
+    def complete() -> bool:
+        killer.check()
+        return False
+
     with pytest.raises(Internal, match="criu restore"):
-        restore_tree(beside.criu, beside.saved_tree, options, complete=lambda: bool(killer.check()))
+        restore_tree(beside.criu, beside.saved_tree, options, complete=complete)
     assert killer.killed and not namespaces(beside) and not [*beside.private.glob("copy-*")]
     assert sorted(beside.home.iterdir()) == before
     beside.counts_on()
