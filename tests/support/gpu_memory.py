@@ -21,7 +21,7 @@ def taken(*gpus: int, but: int = 0) -> Iterator[None]:
 def _filled(gpu: int, but: int) -> Iterator[None]:
     with using(gpu):
         blocks, size = [], 1 << 30
-        while size >= 2 << 20:
+        while size >= 64 << 10:
             if free(gpu) < but + size:
                 size //= 2
                 continue

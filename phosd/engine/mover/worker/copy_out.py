@@ -37,7 +37,7 @@ from phosd.engine.mover.worker.transfer import (
     reopen_direct,
     runs,
 )
-from phosd.engine.mover.worker.window_copy import PackFile
+from phosd.engine.mover.worker.window_copy import WindowedPack
 from phosd.engine.system.cuda import call
 from phosd.errors import OutOfSpace
 
@@ -330,7 +330,7 @@ class CopyOut:
         if move.in_pack:
             return
         what = f"pack {self._packs.packs[run.pack][0]}"
-        file = PackFile(what, self._buffered[run.pack], self._direct[run.pack])
+        file = WindowedPack(what, self._buffered[run.pack], self._direct[run.pack])
         with space_errors(what):
             short = point(Point.MOVER_WRITE)
             if staged is None:

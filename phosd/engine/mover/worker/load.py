@@ -17,7 +17,7 @@ from phosd.engine.mover.protocol.wire import Load
 from phosd.engine.mover.worker.gpu import Gpu
 from phosd.engine.mover.worker.pinned_packs import pack_file
 from phosd.engine.mover.worker.transfer import Transfer, WorkerPool, close_all, reopen_direct
-from phosd.engine.mover.worker.window_copy import BAD, PackFile
+from phosd.engine.mover.worker.window_copy import BAD, WindowedPack
 from phosd.engine.system.cuda import call
 from phosd.errors import ImageCorrupt, Internal
 
@@ -43,7 +43,7 @@ def load(transfer: Transfer, request: Load, descriptors: Sequence[int]) -> None:
     pinned = transfer.pinned_packs
     direct = [reopen_direct(fd, os.O_RDONLY) for fd in descriptors]
     sources = {
-        number: PackFile(f"pack {number}", fd, again, pinned.find(pack_file(fd)))
+        number: WindowedPack(f"pack {number}", fd, again, pinned.find(pack_file(fd)))
         for number, fd, again in zip(request.packs, descriptors, direct, strict=True)
     }
     chunks = _stored_chunks(gpu, request)

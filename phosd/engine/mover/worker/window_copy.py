@@ -76,7 +76,7 @@ class _Out(_Request):
     ]
 
 
-class PackFile:
+class WindowedPack:
     """A pack to copy from or to: by its descriptor ``buffered``, and by ``direct`` if that is not
     negative. One that is ``pinned`` is read where it is; another one through the page cache if its
     bytes are there. ``what`` names it in errors.
