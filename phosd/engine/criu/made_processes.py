@@ -4,7 +4,7 @@ import contextlib
 import os
 import select
 import time
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Mapping, Set
 
 from phosd.engine.criu.owned_processes import (
     ENDING_PATIENCE,
@@ -14,6 +14,7 @@ from phosd.engine.criu.owned_processes import (
     kill,
 )
 from phosd.engine.criu.saved_tree import SavedTree
+from phosd.engine.image.manifest import Process
 from phosd.engine.job.affected import now
 from phosd.engine.program.namespace_maker import NamespaceMaker
 from phosd.engine.system import procfs
@@ -42,11 +43,15 @@ class MadeProcesses:
     def _ours(self, pid: int) -> bool:
         return is_made(self._wanted[pid], self._user, self._since)
 
-    def has(self, pid: int) -> bool:
-        """Return whether a saved process is there, and made since: an image may name processes that
-        CRIU does not make, and somebody else may have got their ids.
+    def found(self, ids: Mapping[int, int]) -> list[Process]:
+        """Return the saved processes that are there by these :meth:`ids`, and were made since: an
+        image may name processes that CRIU does not make, whose ids somebody else may have got.
         """
-        return pid in self.ids() and (self._namespace is not None or self._ours(pid))
+        return [
+            process
+            for pid, process in self._wanted.items()
+            if pid in ids and (self._namespace is not None or self._ours(pid))
+        ]
 
     def ids(self) -> dict[int, int]:
         """Return the ids of saved processes and threads that are there, as we know them, by those

@@ -239,7 +239,7 @@ def restore_tree(
             files.undo()
             raise
         ids = made.ids()
-        there = [process for process in tree.processes if made.has(process.pid)]
+        there = made.found(ids)
         pids = (ids[process.pid] for process in there)
         known = frozenset(filter(None, map(procfs.process_id, pids)))
         place = namespace.namespace if namespace is not None else None
@@ -468,10 +468,12 @@ def _set_affinities(processes: Sequence[Process], ids: Mapping[int, int]) -> Non
     """Restore on which CPUs threads may run, which CRIU does not."""
     everywhere = set(range(os.cpu_count() or 1))
     for process in processes:
-        theirs = set(procfs.threads(ids[process.pid]))
+        theirs: tuple[int, ...] = ()
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended since
+            theirs = procfs.threads(ids[process.pid])
         for thread, cpus in process.affinity.items():
             if ids.get(thread) not in theirs:
                 continue
             present = set(cpus) & everywhere
-            with contextlib.suppress(KeyError, ProcessLookupError):  # the thread has ended since
+            with contextlib.suppress(ProcessLookupError):  # the thread has ended since
                 os.sched_setaffinity(ids[thread], present or everywhere)
