@@ -173,11 +173,13 @@ def _allocated(
 def _groups(blocks: Iterable[Block]) -> Iterator[list[Block]]:
     """Yield the blocks in groups of about :data:`_GROUP_BYTES`."""
     group: list[Block] = []
+    size = 0
     for block in blocks:
         group.append(block)
-        if sum(each.size for each in group) >= _GROUP_BYTES:
+        size += block.size
+        if size >= _GROUP_BYTES:
             yield group
-            group = []
+            group, size = [], 0
     if group:
         yield group
 

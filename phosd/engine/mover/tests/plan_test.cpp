@@ -15,6 +15,8 @@
 #include <random>
 #include <thread>
 
+#include "check.h"
+
 namespace {
 
 using namespace phos::mover;
@@ -23,14 +25,6 @@ using phos::board::kSlotShift;
 using phos::board::kStateMask;
 using phos::board::kUrgent;
 using phos::board::State;
-
-#define CHECK(condition)                                                         \
-    do {                                                                         \
-        if (!(condition)) {                                                      \
-            std::fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition); \
-            std::exit(1);                                                        \
-        }                                                                        \
-    } while (0)
 
 constexpr uint32_t kBlocks = 6;
 constexpr uint32_t kChunksOfBlock = 20;

@@ -14,18 +14,12 @@
 #include <map>
 #include <vector>
 
+#include "check.h"
+
 namespace {
 
 using namespace phos::mover;
 using phos::board::kChunk;
-
-#define CHECK(condition)                                                         \
-    do {                                                                         \
-        if (!(condition)) {                                                      \
-            std::fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition); \
-            std::exit(1);                                                        \
-        }                                                                        \
-    } while (0)
 
 std::deque<std::function<void()>> queue;
 uint64_t begun = 0;
