@@ -2,6 +2,7 @@
 
     python -m bench.sharing layouts
     python -m bench.sharing images [--count N] [--width N] [--layers N] [--state DIR]
+    python -m bench.sharing programs [--count N] [--state DIR] -- PROGRAM [ARGUMENTS]
 
 ``layouts`` computes, without a GPU, which part of a model's bytes is in chunks that two programs
 have in common, if PyTorch's allocator places their tensors. ``images`` makes ten images of each of
@@ -10,6 +11,10 @@ store takes with what the images hold. It runs on the GPU that the driver on the
 as root; with the software GPU::
 
     LD_LIBRARY_PATH=phosd/native/softgpu python -m bench.sharing images
+
+``programs`` does so with one of ``bench/programs``: it saves one running program ten times, with
+some lines of its output between; or, if ``{n}`` is in its arguments, ten such programs once each,
+with numbers from 1 in its place.
 
 Prints tables in Markdown.
 """
@@ -26,6 +31,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bench.checkpoint import gone, kill_tree, wait_until
+from bench.restoring import await_lines
+from bench.series import start
 from phosd.engine.image.manifest import CHUNK, Manifest
 from phosd.engine.image.usage import Usage, file_bytes, pack_bytes
 from phosd.engine.job.progress import Progress
@@ -34,6 +41,12 @@ from phosd.engine.operations.checkpoint import CheckpointOptions, checkpoint
 from phosd.engine.system.native import hook_library
 
 PROGRAM = Path(__file__).parent / "programs" / "layout.py"
+HEAD = (
+    "| images | count | they hold (GB) | CRIU's of it | on the disk (GB) | ratio"
+    " | longest stop (s) |\n| --- | ---: | ---: | ---: | ---: | ---: | ---: |"
+)
+_LINES = 5
+"""Of a program's output before each image."""
 _MIB = 1 << 20
 
 
@@ -249,16 +262,51 @@ def images(arguments: argparse.Namespace) -> None:
             placed(buffers(f"program {n}", 3 + n), weights) for n in range(arguments.count)
         ],
     }
-    print("| images | count | they hold (GB) | on the disk (GB) | ratio | longest stop (s) |")
-    print("| --- | ---: | ---: | ---: | ---: | ---: |")
+    print(HEAD)
     for name, kinds in runs.items():
         with tempfile.TemporaryDirectory(dir=arguments.state) as folder:
             made, stop = images_of(Path(folder), kinds, arguments.count // len(kinds))
-        held = sum(sum(pack_bytes(image).values()) + file_bytes(image) for image in made)
-        taken = Usage(made).total
-        figures = (held / 1e9, taken / 1e9, held / taken, stop)
-        cells = " | ".join(f"{figure:.2f}" for figure in figures)
-        print(f"| {name} | {len(made)} | {cells} |", flush=True)
+        print_row(name, made, stop)
+
+
+def print_row(name: str, made: Sequence[Manifest], stop: float) -> None:
+    """Print what images hold and take. CRIU's files, which are not shared, are among it."""
+    files = sum(map(file_bytes, made))
+    held = sum(sum(pack_bytes(image).values()) for image in made) + files
+    taken = Usage(made).total
+    figures = (held / 1e9, files / 1e9, taken / 1e9, held / taken, stop)
+    cells = " | ".join(f"{figure:.2f}" for figure in figures)
+    print(f"| {name} | {len(made)} | {cells} |", flush=True)
+
+
+def programs(arguments: argparse.Namespace) -> None:
+    """Make images of real programs; print what they hold and what they take."""
+    words: list[str] = arguments.program
+    different = any("{n}" in word for word in words)
+    numbers = range(1, arguments.count + 1) if different else [1]
+    each = 1 if different else arguments.count
+    made: list[Manifest] = []
+    stop = 0.0
+    with (
+        tempfile.TemporaryDirectory(dir=arguments.state) as name,
+        closing(Node(NodeConfig(Path(name) / "state", Path(name) / "run"))) as node,
+    ):
+        node.movers.mover(0)
+        for number in numbers:
+            log = Path(name) / "log"
+            wanted = [word.replace("{n}", str(number)) for word in words]
+            program = start(log, Path(name) / "run", *wanted, hooked=True)
+            try:
+                for _ in range(each):
+                    await_lines(log, _LINES)
+                    progress = Progress()
+                    options = CheckpointOptions()
+                    made.append(checkpoint(node, program.process.pid, options, progress))
+                    stop = max(stop, progress.stop_seconds)
+            finally:
+                program.kill()
+    print(HEAD)
+    print_row(" ".join(words), made, stop)
 
 
 def images_of(
@@ -285,16 +333,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=("layouts", "images"))
-    parser.add_argument("--count", type=int, default=10, help="images of each kind")
-    parser.add_argument("--width", type=int, default=768, help="of the model")
-    parser.add_argument("--layers", type=int, default=12, help="of the model")
-    parser.add_argument("--state", help="a folder on the disk for the images")
+    what = parser.add_subparsers(required=True)
+    what.add_parser("layouts").set_defaults(do=lambda _: layouts())
+    for name, do in (("images", images), ("programs", programs)):
+        one = what.add_parser(name)
+        one.set_defaults(do=do)
+        one.add_argument("--count", type=int, default=10, help="images of each kind")
+        one.add_argument("--state", help="a folder on the disk for the images")
+        if do is images:
+            one.add_argument("--width", type=int, default=768, help="of the model")
+            one.add_argument("--layers", type=int, default=12, help="of the model")
+        else:
+            one.add_argument("program", nargs="+")
     arguments = parser.parse_args()
-    if arguments.what == "layouts":
-        layouts()
-    else:
-        images(arguments)
+    arguments.do(arguments)
 
 
 if __name__ == "__main__":
