@@ -134,11 +134,17 @@ def undisturbed(words: Sequence[str], output: Path) -> list[Step]:
 
 class Phos:
     """The command line, and a phosd on a bus of its own, with ``settings`` as in ``phosd.toml``.
-    A command may take ``patience`` seconds.
+    A command may take ``patience`` seconds. phosd is started by the words ``apart``, if any.
     """
 
     def __init__(
-        self, folder: Path, state: Path, settings: str = "", *, patience: float = PATIENCE
+        self,
+        folder: Path,
+        state: Path,
+        settings: str = "",
+        *,
+        patience: float = PATIENCE,
+        apart: Sequence[str] = (),
     ) -> None:
         self._patience = patience
         self._runtime, self._log = folder / "run", folder / "phosd.log"
@@ -153,16 +159,20 @@ class Phos:
         self._words = [
             ["dbus-daemon", f"--config-file={configuration}", "--nofork", "--nopidfile"],
             [
+                *apart,
                 *(sys.executable, "-m", "phosd.service.main", "--session", f"--config={config}"),
                 *(f"--state-dir={state}", f"--runtime-dir={self._runtime}"),
             ],
         ]
+        self._bus = bus
         self._ready = (bus.exists, lambda: b"serves org.phos" in self._log.read_bytes())
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as starting:
             starting.callback(self._free_memory)
+            for left in (self._bus, self._log):  # by an earlier one in the folder
+                left.unlink(missing_ok=True)
             for words, ready in zip(self._words, self._ready, strict=True):
                 starting.enter_context(self._running(words))
                 wait_until(ready, f"{words[0]} to be ready")

@@ -88,6 +88,8 @@ class Reason(enum.StrEnum):
     """
     OTHER_CPU = "other-cpu"
     """The image needs features that this CPU lacks."""
+    OTHER_RUNTIME_DIR = "other-runtime-dir"
+    """The image's hooks are reached in another runtime folder than this phosd's."""
     CHANGED_FILES = "changed-files"
     """The program's files are not as they were at the checkpoint."""
 

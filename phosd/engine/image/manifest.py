@@ -119,7 +119,8 @@ class Host(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The machine that made the image, for the admission of a restore.
 
     ``gpus`` are all of its GPUs in the driver's order, which is to be told what replaces each; none
-    in an older image.
+    in an older image. ``runtime_dir``: where the hooks of its programs are reached, for as long as
+    these live; empty in an older image.
     """
 
     boot_id: str
@@ -128,6 +129,7 @@ class Host(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     driver: int
     cpu_flags: tuple[str, ...]
     gpus: tuple[HostGpu, ...] = ()
+    runtime_dir: str = ""
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -14,7 +14,7 @@ from phosd.engine.system.cuda import driver_version
 from phosd.errors import DriverTooOld, Reason, Unsupported
 
 
-def this_host(criu: Criu | None) -> Host:
+def this_host(criu: Criu | None, runtime_dir: Path | None = None) -> Host:
     """Return what a restore must find again; without CRIU, what a resume must."""
     return Host(
         boot_id=Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
@@ -23,6 +23,7 @@ def this_host(criu: Criu | None) -> Host:
         driver=driver_version(),
         cpu_flags=_cpu_flags(),
         gpus=tuple(HostGpu(gpu.uuid, gpu.name) for gpu in list_gpus()),
+        runtime_dir=str(runtime_dir or ""),
     )
 
 
@@ -48,18 +49,21 @@ def describe_gpus(
     )
 
 
-def require_same_machine(manifest: Manifest, criu: Criu) -> None:
-    """Raise unless driver, CRIU and CPU of this machine can load the image."""
-    require_all(same_machine(manifest, criu))
+def require_same_machine(manifest: Manifest, criu: Criu, runtime_dir: Path) -> None:
+    """Raise unless driver, CRIU and CPU of this machine can load the image, and its hooks are found
+    in ``runtime_dir``.
+    """
+    require_all(same_machine(manifest, criu, runtime_dir))
 
 
-def same_machine(manifest: Manifest, criu: Criu) -> list[Check]:
+def same_machine(manifest: Manifest, criu: Criu, runtime_dir: Path) -> list[Check]:
     """Return the checks of :func:`require_same_machine`."""
-    here = this_host(criu)
+    here = this_host(criu, runtime_dir)
     return [
         ("driver", partial(_require_driver, manifest, here)),
         ("CRIU", partial(_require_criu, manifest, here)),
         ("CPU", partial(_require_cpu, manifest, here)),
+        ("runtime folder", partial(_require_runtime_dir, manifest, here)),
     ]
 
 
@@ -89,6 +93,19 @@ def _require_cpu(manifest: Manifest, here: Host) -> None:
             + ", ".join(sorted(missing)[:8]),
             hint="restore on a machine with the same kind of CPU",
             reason=Reason.OTHER_CPU,
+        )
+
+
+def _require_runtime_dir(manifest: Manifest, here: Host) -> None:
+    there = manifest.host.runtime_dir
+    if not there or not any(process.hooked for process in manifest.processes):
+        return
+    if Path(there).resolve() != Path(here.runtime_dir).resolve():
+        raise Unsupported(
+            f"the hooks in image {manifest.id} are reached in {there}, and this phosd looks for"
+            f" them in {here.runtime_dir}",
+            hint=f"start phosd with --runtime-dir={there}, or restore with one that has it",
+            reason=Reason.OTHER_RUNTIME_DIR,
         )
 
 

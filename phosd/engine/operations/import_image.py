@@ -150,7 +150,7 @@ def _restorable(
     node: Node, found: PortableImage, cancellation: Cancellation | None
 ) -> Iterator[Check]:
     """Yield the checks whether the image could be restored here, as far as its manifest tells."""
-    yield from same_machine(found.image, node.criu)
+    yield from same_machine(found.image, node.criu, node.config.runtime_dir)
     yield "GPUs", partial(require_places, found.image)
     yield "files", partial(_require_files, found.image, cancellation)
 

@@ -87,7 +87,7 @@ def _checks(
     files: list[TreeFiles],
     progress: Progress,
 ) -> Iterator[Check]:
-    yield from same_machine(image.manifest, node.criu)
+    yield from same_machine(image.manifest, node.criu, node.config.runtime_dir)
     yield "host memory", partial(require_room_for_processes, image.manifest)
     for tree, of_tree in zip(trees, files, strict=True):
         options = TreeRestoreOptions(pid_namespace=True)

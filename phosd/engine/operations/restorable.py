@@ -14,6 +14,6 @@ def require_restorable(node: Node, manifest: Manifest, folder: Path) -> None:
 
     ``folder`` has CRIU's files. Raises what the restore would.
     """
-    require_same_machine(manifest, node.criu)
+    require_same_machine(manifest, node.criu, node.config.runtime_dir)
     for tree in saved_trees(manifest, folder):
         criu_restore.require_restorable(node.criu, tree)

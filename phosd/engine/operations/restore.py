@@ -209,7 +209,7 @@ class _Admission:
         What depends on the GPUs is not checked if none could be chosen.
         """
         manifest = self._manifest
-        yield from same_machine(manifest, self._node.criu)
+        yield from same_machine(manifest, self._node.criu, self._node.config.runtime_dir)
         yield from self._cpu.admission()
         yield "GPUs", self._place  # the program has ended, whose memory fills them otherwise
         if self._placement is None:

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from phosd.engine.criu.program import Criu
-from phosd.engine.image.manifest import CHUNK, Host, Manifest
+from phosd.engine.image.manifest import CHUNK, Host, Manifest, Process
 from phosd.engine.image.packs import RECORD
 from phosd.engine.node import machine
 from phosd.engine.node import staging as staging_module
@@ -217,12 +217,15 @@ def test_too_little_device_memory() -> None:
 
 # -- the machine that an image needs -----------------------------------------------------------
 
-HERE = Host("boot", "6.18", "4.2.1", 13000, ("avx", "sse"))
+HERE = Host("boot", "6.18", "4.2.1", 13000, ("avx", "sse"), runtime_dir="/run/phos")
+HOOKED = Process(
+    *(10, 0, 1, "/bin/train", ("train",), 0, 0, (), (10,)), gpu=True, hooked=True, parked=True
+)
 
 
 @pytest.fixture(autouse=True)
 def this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "this_host", lambda criu: HERE)
+    monkeypatch.setattr(machine, "this_host", lambda criu, runtime_dir: HERE)
 
 
 def made_on(**changes: object) -> Manifest:
@@ -235,7 +238,7 @@ def made_on(**changes: object) -> Manifest:
         host=msgspec.structs.replace(HERE, **changes),
         gpus=(),
         trees=(),
-        processes=(),
+        processes=(HOOKED,),
         blocks=(),
         stop_seconds=0.0,
     )
@@ -250,10 +253,12 @@ def made_on(**changes: object) -> Manifest:
         {"criu": "4.2"},
         {"criu": "4.1.9"},
         {"cpu_flags": ("sse",)},
+        {"runtime_dir": ""},
+        {"runtime_dir": "/run/../run/phos"},
     ],
 )
 def test_a_machine_that_will_do(changes: dict[str, object]) -> None:
-    require_same_machine(made_on(**changes), cast(Criu, None))
+    require_same_machine(made_on(**changes), cast(Criu, None), Path("/run/phos"))
 
 
 @pytest.mark.parametrize(
@@ -263,10 +268,11 @@ def test_a_machine_that_will_do(changes: dict[str, object]) -> None:
         ({"criu": "4.2.2"}, Unsupported, r"CRIU 4\.2\.2, here is 4\.2\.1"),
         ({"criu": "4.10"}, Unsupported, r"CRIU 4\.10"),
         ({"cpu_flags": ("avx", "avx512f")}, Unsupported, "not here: avx512f"),
+        ({"runtime_dir": "/run/other"}, Unsupported, "reached in /run/other, and .* in /run/phos"),
     ],
 )
 def test_a_machine_that_will_not(
     changes: dict[str, object], error: type[Exception], why: str
 ) -> None:
     with pytest.raises(error, match=why):
-        require_same_machine(made_on(**changes), cast(Criu, None))
+        require_same_machine(made_on(**changes), cast(Criu, None), Path("/run/phos"))

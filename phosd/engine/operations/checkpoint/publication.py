@@ -61,7 +61,7 @@ class Publication:
             mode=choice.mode,
             why=choice.why,
             owner=self.writer.owner,
-            host=this_host(self.node.criu),
+            host=this_host(self.node.criu, self.node.config.runtime_dir),
             gpus=self._gpus(blocks),
             trees=trees,
             processes=saved_records(self.cpu.trees, group, parked=choice.mode != "driver"),
