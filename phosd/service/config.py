@@ -37,6 +37,11 @@ class Config:
     """Most memory for CRIU's files while they wait to be written to disk."""
     ring_bytes: int | None = None
     """Pinned memory of each data mover; by default the engine's own choice."""
+    standby_movers: bool | None = None
+    """Whether a process stands by for each GPU, to become its data mover: with nothing of the GPU,
+    and some 20 MB of host memory. By default one does, but not with another ``runtime_dir``: a
+    phosd on trial starts only what it uses.
+    """
     shadow_limit: int | None = None
     """Most device memory of one GPU for copies during a checkpoint: a snapshot of all memory if it
     fits, else copies of the chunks that the program overwrites. By default the engine chooses. With
@@ -83,6 +88,13 @@ class Config:
         if self.memory_tier is not None:
             return self.memory_tier
         return _MEMORY_TIER if self.runtime_dir == Config.runtime_dir else SizeOrShare()
+
+    @property
+    def stands_by(self) -> bool:
+        """Whether processes stand by for data movers."""
+        if self.standby_movers is not None:
+            return self.standby_movers
+        return self.runtime_dir == Config.runtime_dir
 
     @property
     def job_limits(self) -> JobLimits:
@@ -196,7 +208,7 @@ def _convert(key: str, value: Any) -> Any:
             return _size_or_share(value, "memory")
         case "metrics":
             return _address(value)
-        case "metrics_public":
+        case "metrics_public" | "standby_movers":
             return _truth(value)
     known = ", ".join(f.name for f in fields(Config))
     raise ValueError(f"is not a setting of this version; there are {known}")

@@ -8,7 +8,7 @@ and a job waits for queries that have begun.
 import contextlib
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from phosd.errors import Busy
 
@@ -23,6 +23,8 @@ class Claims:
         self._claimed: set[int] = set()
         self._asked: Counter[int] = Counter()
         self._changed = threading.Condition()
+        self.when_idle: Callable[[], object] = lambda: None
+        """Called when the last job has ended: on its thread, so it must not block."""
 
     @contextlib.contextmanager
     def claim(self, pids: Iterable[int]) -> Iterator[None]:
@@ -50,6 +52,9 @@ class Claims:
         finally:
             with self._changed:
                 self._claimed -= wanted
+                idle = bool(wanted) and not self._claimed
+            if idle:
+                self.when_idle()
 
     def only(self, pids: Iterable[int]) -> bool:
         """Return whether no job works on processes other than these."""

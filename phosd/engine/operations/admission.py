@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from phosd.engine.image.manifest import Manifest
 from phosd.engine.image.store import ExpectedSize
-from phosd.engine.node.gpus import GpuInfo, used_by
+from phosd.engine.node.gpus import GpuInfo, list_gpus, used_by
 from phosd.engine.node.node import Node
 from phosd.engine.program.group import CheckpointGroup
 from phosd.engine.system import cuda, procfs
@@ -15,6 +15,8 @@ from phosd.errors import OutOfMemory, OutOfSpace
 _CONTEXT = 640 << 20
 """Bytes of one CUDA context (370-640 MB on an H200)."""
 
+_MOVER = 2 << 30
+"""Device memory that a mover may take for itself; with the default ring it is half of that."""
 _SPARE = 64 << 20
 
 
@@ -159,8 +161,13 @@ def require_room_for_processes(manifest: Manifest) -> None:
 
 
 def require_device_memory(node: Node, by_gpu: dict[int, int], what: str = "the image") -> None:
-    """Raise :class:`OutOfMemory` unless each GPU has the bytes given in ``by_gpu`` free."""
+    """Raise :class:`OutOfMemory` unless each GPU has the bytes given in ``by_gpu`` free, beside
+    what its mover takes. Only where that counts has the mover to be started to tell.
+    """
+    known = {gpu.ordinal: gpu for gpu in list_gpus() if gpu.memory_used is not None}
     for gpu, wanted in by_gpu.items():
+        if gpu in known and wanted + _MOVER <= free_device_memory(node, known[gpu]):
+            continue
         free, _ = node.movers.mover(gpu).free_memory()
         if wanted > free:
             raise OutOfMemory(

@@ -91,6 +91,7 @@ def migrate(node: Node, pid: int, options: MigrateOptions, progress: Progress) -
         parks = may_park(group, options.mode, progress)
         if group.shares_memory():
             require_alone({moves.get(gpu, gpu) for gpu in used}, group.pids)
+        node.movers.begin({*moves, *moves.values()})
         _require_room(node, group, moves, parks=parks)
         affected = group.affected
         progress.about_to_touch(affected)

@@ -112,6 +112,7 @@ def restore(
         progress.check()
         progress.about_to_touch(_affected(manifest, cpu.pids_here, gpus))
 
+        node.movers.begin(gpus)
         progress.phase("load", bytes_total=manifest.device_bytes)
         point(Point.RESTORE_LOAD)
         loading = job.enter_context(_Loading(node, image, cpu, placement, progress))

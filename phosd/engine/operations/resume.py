@@ -58,9 +58,11 @@ def resume(node: Node, pid: int, options: ResumeOptions, progress: Progress) -> 
         suspended = node.suspended.of(pid)
         after.enter_context(_death_explained(suspended))
         job.enter_context(node.claim(suspended.pids))
+        require_resumable(suspended, options.caller)
+        if not options.gpu:  # most of its start goes by while the image is opened
+            node.movers.begin(suspended.gpus)
         image = job.enter_context(node.suspend_store.shelf(suspended.where).open(suspended.image))
         manifest = image.manifest
-        require_resumable(suspended, options.caller)
         stopped = {each.pid for each in node.stopped.of(suspended.pids)}
         for each in suspended.pids - stopped:
             node.stopped.require_going(each)
@@ -77,6 +79,7 @@ def resume(node: Node, pid: int, options: ResumeOptions, progress: Progress) -> 
         needs = dict(blocks)  # a GPU may need more than when the program was suspended
         for gpu, size in suspended.device_bytes.items():
             needs[moves.get(gpu, gpu)] = max(size, blocks.get(moves.get(gpu, gpu), 0))
+        node.movers.begin(needs)
         require_device_memory(node, needs, "the program")
         if manifest.shares_memory:
             require_alone(needs, suspended.pids)

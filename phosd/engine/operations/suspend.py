@@ -6,7 +6,7 @@ process. :mod:`phosd.engine.operations.resume` undoes this.
 
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -227,12 +227,13 @@ def _by_driver(suspension: _Suspension) -> Reservation:
     return suspension.stop_threads()
 
 
-def _keepers(node: Node, gpus: Iterable[int], progress: Progress) -> tuple[Mover, ...]:
+def _keepers(node: Node, gpus: Collection[int], progress: Progress) -> tuple[Mover, ...]:
     """Return the movers of these GPUs, which may take seconds to start. A GPU that is full, perhaps
     the reason for the suspension, may have no room for one; raises :class:`OutOfMemory` if it has
     none for the driver either.
     """
     found = []
+    node.movers.begin(gpus)
     for gpu in sorted(gpus):
         try:
             found.append(node.movers.mover(gpu))

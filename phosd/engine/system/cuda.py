@@ -60,33 +60,45 @@ def _no_gpu(why: Exception) -> Unsupported:
 
 
 @functools.cache
-def driver() -> Any:
-    """Return the module ``cuda.bindings.driver``, bound to this node's driver and initialised.
+def bindings() -> Any:
+    """Return the module ``cuda.bindings.driver``, bound to this node's driver, which may not be
+    initialised yet: then this process uses no GPU.
 
-    Raises :class:`Unsupported` if there is no usable GPU.
+    Raises :class:`Unsupported` if the driver does not load.
     """
     if is_software():
         try:
             ctypes.CDLL(str(software_gpu() / "libcuda.so.1"), mode=ctypes.RTLD_GLOBAL)
         except OSError as error:
             raise _no_gpu(error) from error
-    from cuda.bindings import driver as bindings
+    from cuda.bindings import driver as module
 
     try:
-        (status,) = bindings.cuInit(0)
+        module.cuDriverGetVersion()  # the first call has them look for the library
     except RuntimeError as error:
         raise Unsupported(
             f"the CUDA driver library does not load ({error})",
             hint="install the NVIDIA driver (r580 or newer), or set PHOS_GPU=soft",
             reason=Reason.NO_GPU,
         ) from error
-    if status != bindings.CUresult.CUDA_SUCCESS:
+    return module
+
+
+@functools.cache
+def driver() -> Any:
+    """Return :func:`bindings`, with the driver initialised.
+
+    Raises :class:`Unsupported` if there is no usable GPU.
+    """
+    module = bindings()
+    (status,) = module.cuInit(0)
+    if status != module.CUresult.CUDA_SUCCESS:
         raise Unsupported(
             f"the CUDA driver does not start ({status.name})",
             hint="see `phos doctor`",
             reason=Reason.NO_GPU,
         )
-    return bindings
+    return module
 
 
 def call(name: str, *arguments: Any, about: str = "") -> Any:
@@ -94,14 +106,14 @@ def call(name: str, *arguments: Any, about: str = "") -> Any:
 
     ``about`` says what the call was for, for the message.
     """
-    bindings = driver()
+    module = driver()
     try:
-        status, *values = getattr(bindings, name)(*arguments)
+        status, *values = getattr(module, name)(*arguments)
     except RuntimeError as error:  # cuda.bindings: the driver lacks the function
         raise DriverTooOld(
             f"the driver has no {name} ({error})", hint="install driver r580 or newer"
         ) from error
-    if status != bindings.CUresult.CUDA_SUCCESS:
+    if status != module.CUresult.CUDA_SUCCESS:
         raise _error(name, status, about)
     return values[0] if len(values) == 1 else tuple(values)
 

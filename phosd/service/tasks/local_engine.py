@@ -4,6 +4,7 @@ import logging
 import os
 import pwd
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -75,11 +76,16 @@ class NodeEngine:
                 memory_tier=config.memory_tier_limit.of(total_memory()),
             )
         )
+        self._stands_by = config.stands_by
         self._limits = config.disk_limits
         self._signers = config.allowed_signers
 
     def settle(self, interrupted: Sequence[InterruptedJob]) -> dict[int, str]:
-        return settle(self._node, interrupted)
+        settled = settle(self._node, interrupted)
+        if self._stands_by:
+            with suppress(Unsupported):  # there is no GPU, as whoever asks for them is told
+                self._node.movers.keep_standbys(gpu.ordinal for gpu in list_gpus())
+        return settled
 
     def checkpoint(
         self,

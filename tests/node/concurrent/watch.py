@@ -137,7 +137,7 @@ class Watch:
         verify(self._node.store, manifest.id, Progress())
 
     def _rest_movers(self) -> None:
-        self._resting = [m.pid for m in self._node.movers._movers.values() if m.alive]
+        self._resting = [*self._node.movers.pids()]
         for pid in self._resting:
             os.kill(pid, signal.SIGSTOP)
         self._alarm = threading.Timer(_LONGEST_REST, self._wake_movers)

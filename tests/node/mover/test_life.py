@@ -21,8 +21,10 @@ from phosd.engine.image.packs import RECORD
 from phosd.engine.mover.client import rescue_client as visit_module
 from phosd.engine.mover.client.mover import Mover
 from phosd.engine.mover.client.rescue_client import RescueClient, rescue_clients
+from phosd.engine.mover.client.standby import Standby
 from phosd.engine.mover.protocol import wire
 from phosd.engine.mover.protocol.endpoint import connect, folder_of, listeners, path_of
+from phosd.engine.node.gpus import list_gpus
 from phosd.engine.recovery.rescue import Account, free
 from phosd.engine.system.native import python_environment
 from phosd.engine.system.procfs import ProcessId, process_id
@@ -124,6 +126,54 @@ def test_what_is_guarded_comes_back_through_a_visitor(
         again.digest([0])
     again.close()
     ended(mover.pid)
+
+
+def test_a_standby_has_nothing_of_the_gpu_until_an_engine_attaches(place: Path) -> None:
+    standby = Standby.start(0, RING, place)
+    assert listeners(place) == {standby.pid}, "nobody takes it for a program"
+    maps = Path(f"/proc/{standby.pid}/maps")
+    wait_until(lambda: "libcuda.so" in maps.read_text(), "the driver's library")
+    opened = {str(each.readlink()) for each in Path(f"/proc/{standby.pid}/fd").iterdir()}
+    assert not any(path.startswith("/dev/nvidia") for path in opened), opened
+    assert "/dev/nvidia" not in maps.read_text()
+    assert not any(standby.pid in gpu.pids for gpu in list_gpus())
+    mover = Mover.start(0, RING, KEY, place, standby.child)
+    standby.release()
+    assert mover.pid == standby.pid
+    assert mover.free_memory()[0] > 0
+    mover.close()
+    ended(standby.pid)
+
+
+def test_a_standby_ends_when_it_is_told_to_and_after_its_phosd(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = Standby.start(0, RING, place)
+    told.end()
+    ended(told.pid)
+    monkeypatch.setenv("PHOS_TEST_LINGER", "1")
+    left = Standby.start(0, RING, place)
+    again = Standby.start(0, RING, place)  # as the next phosd does
+    left.release()
+    assert again.pid == left.pid
+    again.release()
+    ended(left.pid)
+
+
+def test_a_standby_that_is_used_does_not_end(place: Path) -> None:
+    standby = Standby.start(0, RING, place)
+    with Mover.start(0, RING, KEY, place, standby.child) as mover:
+        standby.end()
+        assert mover.free_memory()[0] > 0
+
+
+def test_a_standby_that_was_killed_is_in_nobodys_way(place: Path) -> None:
+    standby = Standby.start(0, RING, place)
+    os.kill(standby.pid, signal.SIGKILL)
+    wait_until(lambda: not standby.alive, "its end")
+    standby.release()
+    with engine(place) as mover:
+        assert mover.pid != standby.pid
 
 
 def test_a_mover_of_another_version_makes_room_once_it_guards_nothing(

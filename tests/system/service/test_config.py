@@ -21,6 +21,7 @@ staging_limit = 1073741824
 retention_days = 7
 rescan_seconds = 1.5
 shadow_limit = 0
+standby_movers = true
 max_jobs = 3
 jobs_per_gpu = 1
 min_free = "2.5%"
@@ -59,6 +60,7 @@ def test_a_configuration_is_read(tmp_path: Path) -> None:
         retention_days=7,
         rescan_seconds=1.5,
         shadow_limit=0,
+        standby_movers=True,
         max_jobs=3,
         jobs_per_gpu=1,
         min_free=SizeOrShare(share=0.025),

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from phosd.engine.image.packs import RECORD
+from phosd.engine.mover.protocol.endpoint import listeners
 from tests.support.bus import busctl
 from tests.support.harness import PROGRAMS, Target, alive, parse, start, wait_until
 from tests.support.service import MANAGER, ROOT
@@ -219,6 +220,34 @@ def test_a_schedule_outlives_the_daemon_and_ends_with_the_program(bus: str, tmp_
         again = parse(output.read_bytes()[position:])
         common = again.keys() & expected.keys()
         assert {step: again[step] for step in common} == {s: expected[s] for s in common}
+
+
+def test_what_stands_by_becomes_the_mover_and_ends_with_phosd(bus: str, tmp_path: Path) -> None:
+    (tmp_path / "phosd.toml").write_text("standby_movers = true\n")
+    runtime = tmp_path / "run"
+    with phosd(bus, tmp_path):
+        wait_until(
+            lambda: len(listeners(runtime)) == len(phos(bus, tmp_path, "gpus")), "one for each GPU"
+        )
+        standbys = listeners(runtime)
+        target = start("single", tmp_path, runtime=runtime)
+        try:
+            target.wait_for_steps(2)
+            wait_until(
+                lambda: (
+                    target.pid in (shown := {p["pid"] for p in phos(bus, tmp_path, "ps")})
+                    and not standbys & shown
+                ),
+                "the program, and none of them, on the bus",
+            )
+            assert phos(bus, tmp_path, "suspend", str(target.pid))[-1]["state"] == "done"
+            wait_until(lambda: len(listeners(runtime) - standbys) == 1, "another in its place")
+            assert len(listeners(runtime) & standbys) == len(standbys) - 1
+            assert phos(bus, tmp_path, "resume", str(target.pid))[-1]["state"] == "done"
+            target.wait_for_steps(2)
+        finally:
+            target.kill()
+    assert not listeners(runtime)
 
 
 def test_a_rule_of_the_configuration_begins_a_schedule_when_it_is_read_again(

@@ -3,7 +3,7 @@
 import os
 import threading
 from collections import namedtuple
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -16,6 +16,7 @@ from phosd.engine.image.manifest import CHUNK, Host, Manifest, Process
 from phosd.engine.image.packs import RECORD
 from phosd.engine.node import machine
 from phosd.engine.node import staging as staging_module
+from phosd.engine.node.gpus import GpuInfo
 from phosd.engine.node.machine import require_same_machine
 from phosd.engine.node.node import Node, NodeConfig
 from phosd.engine.operations import admission
@@ -200,19 +201,35 @@ def test_the_estimate_of_a_real_process(group: CheckpointGroup) -> None:
     assert admission._private_bytes(2**22 + 1) == 0
 
 
-def test_too_little_device_memory() -> None:
+def test_too_little_device_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mover is started to tell only where it counts what it takes itself."""
+    full, empty = (
+        GpuInfo(n, f"GPU-{n}", "chip", 80 << 30, memory_used=used)
+        for n, used in ((1, 79 << 30), (2, 0))
+    )
+    unknown = GpuInfo(0, "GPU-0", "chip", 80 << 30)
+    monkeypatch.setattr(admission, "list_gpus", lambda: [unknown, full, empty])
+    asked = []
+
     class Mover:
         def free_memory(self) -> tuple[int, int]:
             return 1000, 2000
 
     class Movers:
+        def running(self, gpus: Collection[int]) -> list[Mover]:
+            return []
+
         def mover(self, gpu: int) -> Mover:
+            asked.append(gpu)
             return Mover()
 
     node = cast(Node, SimpleNamespace(movers=Movers()))
-    require_device_memory(node, {0: 1000, 1: 999})
+    require_device_memory(node, {0: 1000, 1: 999, 2: 78 << 30})
+    assert asked == [0, 1]
     with pytest.raises(OutOfMemory, match="GPU 1"):
         require_device_memory(node, {0: 1000, 1: 1001})
+    with pytest.raises(OutOfMemory, match="GPU 2"):
+        require_device_memory(node, {2: (78 << 30) + 1})
 
 
 # -- the machine that an image needs -----------------------------------------------------------

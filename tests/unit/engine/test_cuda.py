@@ -15,7 +15,7 @@ def test_neither_a_driver_nor_the_software_gpu(
     monkeypatch.setenv("PHOS_GPU", "soft")
     monkeypatch.delenv("PHOS_NATIVE_DIR", raising=False)
     monkeypatch.setattr(native, "__file__", str(tmp_path / "phosd/engine/system/native.py"))
-    for ask in (cuda.software_gpu, cuda.driver.__wrapped__):
+    for ask in (cuda.software_gpu, cuda.bindings.__wrapped__):
         with pytest.raises(Unsupported, match="no NVIDIA driver, and the software GPU") as raised:
             ask()
         assert "make build" in raised.value.hint

@@ -1,4 +1,4 @@
-"""Start the process of a mover, and watch one that this engine started or found."""
+"""Find or start the process of a mover, and watch it."""
 
 import contextlib
 import os
@@ -7,15 +7,57 @@ import shlex
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
+from phosd.engine.mover.protocol.connection import Connection
+from phosd.engine.mover.protocol.endpoint import connect, folder_of, path_of
 from phosd.engine.system.native import python_environment
+from phosd.errors import Internal, Timeout
 
 MOVER_UNIT = "PHOS_MOVER_UNIT"
 """Environment variable of phosd under systemd: the template of the movers' unit."""
+START_SECONDS = 120.0
+"""``cuInit`` can take seconds, pinning half a second per GB."""
+_LOOK_SECONDS = 0.01
+
+Child = subprocess.Popen[bytes]
 
 
-def launch(gpu: int, ring_bytes: int, runtime_dir: Path) -> "subprocess.Popen[bytes]":
+def connections(
+    gpu: int, ring_bytes: int, runtime_dir: Path, child: Child | None = None
+) -> Iterator[tuple[Connection, Child | None]]:
+    """Yield a connection to the mover of a GPU, the one that runs in ``runtime_dir`` or a new one,
+    with the process that was started for it, if one was; and another one if that mover was about to
+    end. ``child`` is such a process from before.
+
+    Raises :class:`Internal` and :class:`Timeout` if no mover starts.
+    """
+    folder_of(runtime_dir)
+    deadline = time.monotonic() + START_SECONDS
+    while True:
+        connection = connect(path_of(runtime_dir, gpu))
+        if connection is not None:
+            yield connection, child
+        if child is None or child.poll() == 0:  # another mover was there, which is ending
+            child = launch(gpu, ring_bytes, runtime_dir)
+        elif child.poll() is not None:
+            raise Internal(
+                f"the data mover of GPU {gpu} ended with status {child.returncode}",
+                hint=f"see {log_of(gpu)} for the reason",
+            )
+        if time.monotonic() > deadline:
+            child.kill()
+            child.wait()
+            raise Timeout(
+                f"the data mover of GPU {gpu} did not start within {START_SECONDS:.0f} s",
+                hint=f"see {log_of(gpu)}, and the driver's log (dmesg)",
+            )
+        time.sleep(_LOOK_SECONDS)
+
+
+def launch(gpu: int, ring_bytes: int, runtime_dir: Path) -> Child:
     """Start the mover of a GPU: as its unit, or in a session of its own.
 
     It listens a moment later; a unit listens once the returned process has ended.
@@ -55,7 +97,7 @@ def _write_environment(path: Path, ring_bytes: int) -> None:
 class MoverProcess:
     """A running mover. ``child`` is the process that started it, if this engine did."""
 
-    def __init__(self, pid: int, child: "subprocess.Popen[bytes] | None" = None) -> None:
+    def __init__(self, pid: int, child: Child | None = None) -> None:
         self.pid = pid
         self._child = child if child is not None and child.pid == pid else None
         self._ended = os.pidfd_open(pid)

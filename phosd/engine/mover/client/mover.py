@@ -3,9 +3,7 @@
 import contextlib
 import shutil
 import socket
-import subprocess
 import tempfile
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Self
@@ -17,7 +15,7 @@ from phosd.engine.image.manifest import ChunkRef
 from phosd.engine.image.store import Image, ImageWriter
 from phosd.engine.image.writer import Pack
 from phosd.engine.job.progress import Progress
-from phosd.engine.mover.client.launcher import MoverProcess, launch, log_of
+from phosd.engine.mover.client.launcher import START_SECONDS, Child, MoverProcess, connections
 from phosd.engine.mover.client.requests import (
     Copies,
     DrainResult,
@@ -30,10 +28,9 @@ from phosd.engine.mover.client.requests import (
 from phosd.engine.mover.client.rpc import RpcChannel
 from phosd.engine.mover.protocol import wire
 from phosd.engine.mover.protocol.connection import Connection
-from phosd.engine.mover.protocol.endpoint import connect, folder_of, path_of
 from phosd.engine.system import cuda
 from phosd.engine.system.procfs import ProcessId
-from phosd.errors import Busy, Internal, OutOfMemory, PhosError, Timeout
+from phosd.errors import Busy, Internal, OutOfMemory, PhosError
 
 RING_BYTES = 512 << 20
 """Pinned memory of a mover on a real GPU; as much device memory is used for staging."""
@@ -42,12 +39,16 @@ ROOM = 16 << 20
 """Device memory that NVIDIA's driver needs to take a program off a GPU: measured are 8 MiB
 (hazard 51).
 """
-START_SECONDS = 120.0
-"""``cuInit`` can take seconds, pinning half a second per GB."""
 _END_SECONDS = 10.0
-_LOOK_SECONDS = 0.01
 _MORE_CHANNELS = 3
 """Connections besides the first, which go to the mover with :class:`~wire.Attach`."""
+
+
+def ring_size(ring_bytes: int | None) -> int:
+    """Return the bytes of a mover's ring: ``ring_bytes``, or the default for None."""
+    if ring_bytes is not None:
+        return ring_bytes
+    return SOFTWARE_RING_BYTES if cuda.is_software() else RING_BYTES
 
 
 class Mover:
@@ -71,22 +72,27 @@ class Mover:
 
     @classmethod
     def start(
-        cls, gpu: int, ring_bytes: int | None, key: DigestKey, runtime_dir: Path | None = None
+        cls,
+        gpu: int,
+        ring_bytes: int | None,
+        key: DigestKey,
+        runtime_dir: Path | None = None,
+        child: Child | None = None,
     ) -> Self:
         """Return the mover of GPU ``gpu`` (the node's ordinal), ready for requests.
 
         It is the one that runs in ``runtime_dir``, or a new one; without it, one that no other
         engine can find. ``ring_bytes`` is the size of its pinned host memory, and of its staging
         memory on the device; None for the default; a running mover keeps its own. ``key`` is the
-        digest key of the store.
+        digest key of the store. ``child`` is the process that this engine has started before to
+        become this mover.
         """
-        if ring_bytes is None:
-            ring_bytes = SOFTWARE_RING_BYTES if cuda.is_software() else RING_BYTES
+        size = ring_size(ring_bytes)
         if runtime_dir is not None:
-            return cls._start(gpu, ring_bytes, key, runtime_dir)
+            return cls._start(gpu, size, key, runtime_dir, child)
         folder = Path(tempfile.mkdtemp(prefix="phos-mover-"))
         try:
-            mover = cls._start(gpu, ring_bytes, key, folder)
+            mover = cls._start(gpu, size, key, folder)
         except BaseException:
             shutil.rmtree(folder)
             raise
@@ -94,36 +100,23 @@ class Mover:
         return mover
 
     @classmethod
-    def _start(cls, gpu: int, ring_bytes: int, key: DigestKey, runtime_dir: Path) -> Self:
-        folder_of(runtime_dir)
-        deadline = time.monotonic() + START_SECONDS
-        child: subprocess.Popen[bytes] | None = None
-        while True:
-            connection = connect(path_of(runtime_dir, gpu))
-            if connection is not None and (mover := cls._attach(gpu, connection, child, key)):
-                return mover
-            if child is None or child.poll() == 0:  # another mover was there, which is ending
-                child = launch(gpu, ring_bytes, runtime_dir)
-            elif child.poll() is not None:
-                raise Internal(
-                    f"the data mover of GPU {gpu} ended with status {child.returncode}",
-                    hint=f"see {log_of(gpu)} for the reason",
-                )
-            if time.monotonic() > deadline:
-                child.kill()
-                child.wait()
-                raise Timeout(
-                    f"the data mover of GPU {gpu} did not start within {START_SECONDS:.0f} s",
-                    hint=f"see {log_of(gpu)}, and the driver's log (dmesg)",
-                )
-            time.sleep(_LOOK_SECONDS)
+    def _start(
+        cls,
+        gpu: int,
+        ring_bytes: int,
+        key: DigestKey,
+        runtime_dir: Path,
+        child: Child | None = None,
+    ) -> Self:
+        found = connections(gpu, ring_bytes, runtime_dir, child)
+        return next(mover for each in found if (mover := cls._attach(gpu, *each, key)))
 
     @classmethod
     def _attach(
         cls,
         gpu: int,
         connection: Connection,
-        child: "subprocess.Popen[bytes] | None",
+        child: Child | None,
         key: DigestKey,
     ) -> Self | None:
         """Become the mover's engine; return None if the mover was about to end, or was of another

@@ -50,6 +50,10 @@ class RescueClient:
         """Release the device memory reserved for these processes, which return now."""
         self._ask(wire.Reserve(0, list(processes)), wire.Done)
 
+    def end_unused(self) -> None:
+        """Have the mover end. Raises :class:`Internal` if it has, or had, an engine."""
+        self._ask(wire.Leave(), wire.Farewell)
+
     def close(self) -> None:
         """Close the connection."""
         self._connection.close()

@@ -14,8 +14,10 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from phosd.engine.chunk_map import chunk_map
 from phosd.engine.digest import DigestKey
 from phosd.engine.mover.protocol import wire
 from phosd.engine.mover.protocol.connection import Connection
@@ -23,9 +25,10 @@ from phosd.engine.mover.protocol.endpoint import listening
 from phosd.engine.mover.worker.gpu import Gpu
 from phosd.engine.mover.worker.guarded import GuardedMemory
 from phosd.engine.mover.worker.pinned_packs import PinnedPacks
-from phosd.engine.mover.worker.ring import Ring
+from phosd.engine.mover.worker.ring import Ring, RingMemory
 from phosd.engine.mover.worker.server import Server
 from phosd.engine.mover.worker.transfer import close_all
+from phosd.engine.system import cuda
 from phosd.engine.system.rlimit import allow_many_descriptors
 from phosd.engine.system.sd_notify import Supervisor
 from phosd.errors import Busy, Internal, PhosError
@@ -62,6 +65,7 @@ class MoverDaemon:
         poller = select.poll()
         poller.register(listener, select.POLLIN)
         poller.register(self._wake, select.POLLIN)
+        _open_libraries()
         while self._status is None:
             if any(fd == listener.fileno() for fd, _ in poller.poll(_LOOK_SECONDS * 1000)):
                 self._admit(listener)
@@ -137,6 +141,9 @@ class MoverDaemon:
                 answer: tuple[wire.Message, list[int]]
                 if self._ready is not None:
                     answer = self._ready[2].answer(request)
+                elif isinstance(request, wire.Leave) and not self._turn.locked():
+                    self._end(0)
+                    answer = wire.Farewell(stays=False), []
                 else:  # no engine has been here, so it guards nothing
                     answer = _guards_nothing(request), []
             except PhosError as error:
@@ -162,8 +169,10 @@ class MoverDaemon:
     def _made_ready(self, key: DigestKey) -> tuple[Gpu, Ring, GuardedMemory]:
         """Return the GPU, its ring and its guarded memory, made once, with the engine's key."""
         if self._ready is None:
-            gpu = Gpu(self._ordinal, key)
-            self._ready = gpu, Ring(self._ring_bytes), GuardedMemory(gpu)
+            with ThreadPoolExecutor(1) as beside:
+                memory = beside.submit(RingMemory, self._ring_bytes)
+                gpu = Gpu(self._ordinal, key)
+                self._ready = gpu, Ring(memory.result()), GuardedMemory(gpu)
         self._ready[0].use(key)
         return self._ready
 
@@ -204,6 +213,15 @@ class MoverDaemon:
             self._patience = 0.0  # exit as soon as nothing is kept
             if parked.empty:
                 self._end(0)
+
+
+def _open_libraries() -> None:
+    """Have ready what takes no GPU and is slow to load, if the first engine comes late enough."""
+    try:
+        cuda.bindings()
+    except PhosError as error:
+        _log.debug("the first engine will be told: %s", error)
+    chunk_map.library()
 
 
 def _guards_nothing(request: wire.Message) -> wire.Message:

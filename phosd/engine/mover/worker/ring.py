@@ -71,10 +71,10 @@ class Slot:
         )
 
 
-class Ring:
-    """Pinned memory of ``byte_count`` bytes, and as much device memory for staging.
+class RingMemory:
+    """The host memory of a ring of ``byte_count`` bytes, not pinned yet: making it takes no GPU.
 
-    Raises :class:`InvalidOption` if the ring cannot hold two chunks.
+    Raises :class:`InvalidOption` if it cannot hold two chunks.
     """
 
     def __init__(self, byte_count: int) -> None:
@@ -84,11 +84,34 @@ class Ring:
                 f"a ring of {byte_count} bytes is too small", hint=f"give it {8 * RECORD} or more"
             )
         self.records = max(1, min(_MAX_RECORDS, total // _SLOTS))
+        self.count = total // self.records
+        """Slots, of ``records`` records each; a page for each lies behind all of them."""
+        size = self.count * (self.records * RECORD + PAGE)
+        self._memory = mmap.mmap(
+            -1, -(-size // CHUNK) * CHUNK, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        )
+        self.address = address_of(self._memory)
+        with suppress(OSError), ThreadPoolExecutor(THREADS) as pool:  # older kernels have neither
+            self._memory.madvise(mmap.MADV_HUGEPAGE)
+            for piece in touch_all(pool, self.address, len(self._memory)):
+                piece.result()
+
+    def pin(self) -> None:
+        """Pin it, for the device to copy to and from at full speed."""
+        size = len(self._memory)
+        call("cuMemHostRegister", self.address, size, 0, about=f"a pinned ring of {size} bytes")
+
+
+class Ring:
+    """The slots of pinned memory, and as much device memory for staging."""
+
+    def __init__(self, memory: RingMemory) -> None:
+        self.records = memory.records
         """Records of whole chunks that fit into a slot."""
-        count = total // self.records
-        size = self.records * RECORD
-        about = f"a pinned ring of {byte_count} bytes"
-        host = self._pinned(count * (size + PAGE), about)
+        self._memory = memory
+        count, size = memory.count, memory.records * RECORD
+        memory.pin()
+        host = memory.address
         staging = int(call("cuMemAlloc", count * size, about="the mover's staging slots"))
         tables = host + count * size
         self.slots = [
@@ -98,19 +121,6 @@ class Ring:
         self._free: queue.SimpleQueue[Slot] = queue.SimpleQueue()
         for slot in self.slots:
             self._free.put(slot)
-
-    def _pinned(self, byte_count: int, about: str) -> int:
-        """Return the address of new pinned memory: of huge pages, if the kernel gives some."""
-        self._memory = mmap.mmap(
-            -1, -(-byte_count // CHUNK) * CHUNK, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-        )
-        address = address_of(self._memory)
-        with suppress(OSError), ThreadPoolExecutor(THREADS) as pool:  # older kernels have neither
-            self._memory.madvise(mmap.MADV_HUGEPAGE)
-            for piece in touch_all(pool, address, len(self._memory)):
-                piece.result()
-        call("cuMemHostRegister", address, len(self._memory), 0, about=about)
-        return address
 
     @property
     def free(self) -> int:

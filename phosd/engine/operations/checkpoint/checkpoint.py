@@ -153,6 +153,7 @@ class _Checkpoint:
                 writer.tier,
             )
             in_use = bytes_in_use(group)
+            node.movers.begin(in_use)
             kept = tuple(map(node.movers.mover, sorted(in_use)))
             publication = Publication(
                 node, group, choice, in_use, parent, writer, cpu, progress, self.options
