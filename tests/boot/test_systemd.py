@@ -141,8 +141,16 @@ def test_what_is_restored_has_nothing_of_phosd(booted: Machine, program: Target)
 def test_a_suspended_program_outlives_phosd(booted: Machine, program: Target) -> None:
     """Its memory is in nobody's hands, the GPU in nobody's use, and the next phosd resumes it."""
     image = phos(booted, f"checkpoint {program.pid}", "ann")[-1]["result"]
+    before = show(booted, "MainPID", "phosd-mover@0.service")
     phos(booted, f"suspend {program.pid}", "ann")
-    assert show(booted, "ActiveState", "phosd-mover@0.service") != "active"
+    wait_until(
+        lambda: show(booted, "MainPID", "phosd-mover@0.service") not in ("0", before),
+        "what stands by for the next mover",
+    )
+    wait_until(
+        lambda: not any(gpu["memory_used"] for gpu in phos(booted, "gpus", "ann")),
+        "the GPUs to be unused",
+    )
     booted.run("systemctl restart phosd.service", unit=False)
     (listed,) = phos(booted, "ps", "ann")
     assert (listed["pid"], listed["state"]) == (program.pid, "suspended")
