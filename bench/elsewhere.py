@@ -2,23 +2,24 @@
 
     python -m bench.elsewhere [--against N] [--state DIR] -- PROGRAM [ARGUMENTS]
 
-PROGRAM is one of ``bench/programs``, deterministic. It runs on the last of several GPUs. It is
-saved, killed, and its image exported to a file; a second phosd, with a state and a key of its own,
-to which that GPU does not exist, imports the file and restores the program. There it is saved
-again, and comes back in the same way. Each of the two has printed, after ``N`` lines, what an
-undisturbed run prints. As root; the GPU is hidden in a mount namespace. Prints one JSON object.
+PROGRAM is one of ``bench/programs``, deterministic. It runs where all GPUs but the first are
+hidden. It is saved, killed, and its image exported to a file; a second phosd, with a state and a
+key of its own and all GPUs, imports the file and restores the program on the last of them. There it
+is saved again. The first one refuses that image, since it has fewer GPUs, and the program goes on
+where it was. It has printed, after ``N`` lines, what an undisturbed run prints. As root; GPUs are
+hidden in a mount namespace. Prints one JSON object.
 """
 
 import argparse
 import contextlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from bench.checkpoint import gone, kill_tree
 from bench.series import undisturbed
-from bench.stage import Failed, Phos, Shown, add_options, run, wait_until, words_of
+from bench.stage import Failed, Phos, Refused, Shown, add_options, run, wait_until, words_of
 from phosd.engine.system import cuda
 from phosd.errors import NoSuchProcess
 
@@ -27,11 +28,10 @@ _LINES = 5
 _PARAMETERS = "/proc/driver/nvidia/params"
 _HIDE = f"""
 set -e
-hidden=$1 folder=$2
-shift 2
-mkdir "$folder"
+folder=$(mktemp -d "$1/hidden.XXXXXX")
+shift
 if [ -e {_PARAMETERS} ]; then
-    # Else the driver's libraries make the missing file themselves.
+    # Else the driver's libraries make the missing files themselves.
     sed 's/ModifyDeviceFiles: 1/ModifyDeviceFiles: 0/' {_PARAMETERS} > "$folder/params"
     mount --bind "$folder/params" {_PARAMETERS}
 fi
@@ -40,7 +40,7 @@ mount --rbind /dev "$folder/dev"
 mount -t tmpfs -o mode=755 tmpfs /dev
 for file in "$folder"/dev/*; do
     name="/dev/${{file##*/}}"
-    if [ "$name" = "$hidden" ]; then continue; fi
+    case "$name" in /dev/nvidia[1-9]*) continue ;; esac
     if [ -L "$file" ]; then cp -P "$file" "$name"; continue; fi
     if [ -d "$file" ]; then mkdir "$name"; else : > "$name"; fi
     mount --rbind "$file" "$name"
@@ -49,12 +49,18 @@ exec "$@"
 """
 
 
-def without(gpu: int, folder: Path) -> list[str]:
-    """Return the words before a command for which the last GPU, ``gpu``, does not exist."""
+def with_one_gpu(folder: Path) -> dict[str, Any]:
+    """Return how a phosd and its commands (:class:`Phos`) are started to have only GPU 0."""
     if cuda.is_software():
-        return ["env", f"PHOS_SOFTGPU_DEVICES={gpu}"]
-    shell = ["sh", "-c", _HIDE, "sh", f"/dev/nvidia{gpu}", str(folder)]
-    return ["unshare", "--mount", "--propagation", "private", *shell]
+        words = ["env", "PHOS_SOFTGPU_DEVICES=1"]
+        return {"apart": words, "join": lambda _: words}
+    hide = ["unshare", "--mount", "--propagation", "private", "sh", "-c", _HIDE, "sh", str(folder)]
+
+    def join(pid: int) -> list[str]:
+        enter = ["nsenter", "--mount", f"--target={pid}"]
+        return [*enter, "sh", "-c", 'cd "$0" && exec "$@"', str(Path.cwd())]
+
+    return {"apart": hide, "join": join}
 
 
 def require_values(shown: Shown, expected: Mapping[int, str]) -> int:
@@ -87,7 +93,7 @@ def gpus_of(phos: Phos, pid: int) -> list[int]:
 
 
 class Journey:
-    """A program that goes from one phosd to another as a file, and back.
+    """A program that goes from one phosd to another as a file.
 
     Both have the same runtime folder, as on two machines, so only one runs at a time.
     """
@@ -98,9 +104,14 @@ class Journey:
         self._file = folder / "image.phos"
         self._settings = settings
 
-    def phosd(self, name: str, apart: Sequence[str] = ()) -> Phos:
-        """Return the phosd that has its state in the folder ``name``."""
-        return Phos(self._folder, self._folder / name, self._settings, apart=apart)
+    def small(self) -> Phos:
+        """Return the phosd that has one GPU."""
+        alone = with_one_gpu(self._folder)
+        return Phos(self._folder, self._folder / "small", self._settings, **alone)
+
+    def large(self) -> Phos:
+        """Return the phosd that has all GPUs."""
+        return Phos(self._folder, self._folder / "large", self._settings)
 
     def leave(self, phos: Phos) -> dict[str, Any]:
         """Save the program, kill it and write its image to the file; return figures."""
@@ -110,39 +121,49 @@ class Journey:
         _, row["export_s"] = timed(phos, "export", saved["result"], str(self._file))
         return row | {"file_bytes": self._file.stat().st_size}
 
-    def arrive(self, phos: Phos) -> dict[str, Any]:
+    def arrive(self, phos: Phos, *options: str) -> dict[str, Any]:
         """Import the file, and restore the program; return figures."""
         row: dict[str, Any] = {}
         imported, row["import_s"] = timed(phos, "import", str(self._file), "--trust")
         self._file.unlink()
-        restored, row["restore_s"] = timed(phos, "restore", imported["image"])
+        restored, row["restore_s"] = timed(phos, "restore", imported["image"], *options)
         self.pid = int(restored["result"])
         return row | {"gpus": gpus_of(phos, self.pid)}
 
+    def refused(self, phos: Phos) -> str:
+        """Return the words with which the file is refused. Raises :class:`Failed` if it is not."""
+        try:
+            phos.do("import", str(self._file), "--trust")
+        except Refused as error:
+            return str(error).splitlines()[-1]
+        raise Failed("it was imported where the driver cannot restore it")
+
 
 def measure(arguments: argparse.Namespace, folder: Path, report: dict[str, Any]) -> None:
-    """Send the program there and back; fill the report."""
+    """Send the program to the other machine; fill the report."""
     arguments.torchrun = 0
     expected = undisturbed(folder, arguments)
     journey = Journey(folder, f'memory_tier = "{arguments.memory_tier}"\n')
     try:
-        with journey.phosd("first") as phos:
+        with journey.small() as phos:
+            if (count := len(phos.do("gpus"))) != 1:
+                raise Failed(f"{count} GPUs, of which one was to be left")
+            journey.pid, output = phos.run(words_of(arguments.program))
+            shown = Shown(output)
+            wait_until(lambda: len(shown.steps()) >= _LINES, "the first lines")
+            report["leaves"] = journey.leave(phos)
+        with journey.large() as phos:
             last = len(phos.do("gpus")) - 1
             if last < 1:
                 raise Failed("this needs two GPUs")
-            words = words_of(arguments.program)
-            journey.pid, output = phos.run(words, {"CUDA_VISIBLE_DEVICES": str(last)})
-            shown = Shown(output)
-            wait_until(lambda: len(shown.steps()) >= _LINES, "the first lines")
-            report["leaves_first"] = journey.leave(phos)
-        with journey.phosd("second", without(last, folder / "hidden")) as phos:
-            report["gpus_of_second"] = len(phos.do("gpus"))
-            report["arrives_at_second"] = journey.arrive(phos)
+            report["arrives_elsewhere"] = journey.arrive(phos, "--gpu", f"0:{last}")
             before = len(shown.steps())
-            wait_until(lambda: len(shown.steps()) >= before + _LINES, "lines of the second")
-            report["leaves_second"] = journey.leave(phos)
-        with journey.phosd("first") as phos:
-            report["arrives_at_first"] = journey.arrive(phos)
+            wait_until(lambda: len(shown.steps()) >= before + _LINES, "lines from there")
+            report["leaves_there"] = journey.leave(phos)
+        with journey.small() as phos:
+            report["refused_by_fewer"] = journey.refused(phos)
+        with journey.large() as phos:
+            report["goes_on_there"] = journey.arrive(phos)
             report["values_equal"] = require_values(shown, expected)
     finally:
         if journey.pid:

@@ -134,7 +134,8 @@ def undisturbed(words: Sequence[str], output: Path) -> list[Step]:
 
 class Phos:
     """The command line, and a phosd on a bus of its own, with ``settings`` as in ``phosd.toml``.
-    A command may take ``patience`` seconds. phosd is started by the words ``apart``, if any.
+    A command may take ``patience`` seconds. phosd is started by the words ``apart``, if any, and
+    commands by those that ``join`` returns for phosd's pid.
     """
 
     def __init__(
@@ -145,6 +146,7 @@ class Phos:
         *,
         patience: float = PATIENCE,
         apart: Sequence[str] = (),
+        join: Callable[[int], Sequence[str]] = lambda _: (),
     ) -> None:
         self._patience = patience
         self._runtime, self._log = folder / "run", folder / "phosd.log"
@@ -165,6 +167,8 @@ class Phos:
             ],
         ]
         self._bus = bus
+        self._join = join
+        self._joined: Sequence[str] = ()
         self._ready = (bus.exists, lambda: b"serves org.phos" in self._log.read_bytes())
         self._stack = contextlib.ExitStack()
 
@@ -174,8 +178,9 @@ class Phos:
             for left in (self._bus, self._log):  # by an earlier one in the folder
                 left.unlink(missing_ok=True)
             for words, ready in zip(self._words, self._ready, strict=True):
-                starting.enter_context(self._running(words))
+                pid = starting.enter_context(self._running(words))
                 wait_until(ready, f"{words[0]} to be ready")
+            self._joined = self._join(pid)
             self._stack = starting.pop_all()
         return self
 
@@ -184,7 +189,7 @@ class Phos:
 
     def command(self, *words: str) -> list[str]:
         """Return the words of a command of ``phos``, to be run in :attr:`environment`."""
-        return [sys.executable, "-m", "phosd.cli.main", *words]
+        return [*self._joined, sys.executable, "-m", "phosd.cli.main", *words]
 
     def do(self, *words: str) -> list[dict[str, Any]]:
         """Run a command; return its objects. Raises :class:`Refused` if it fails."""
@@ -216,7 +221,7 @@ class Phos:
         )
 
     @contextlib.contextmanager
-    def _running(self, words: Sequence[str]) -> Iterator[None]:
+    def _running(self, words: Sequence[str]) -> Iterator[int]:
         bus = {"DBUS_SESSION_BUS_ADDRESS": self.environment["PHOS_BUS"]}
         with self._log.open("ab") as log:
             process = subprocess.Popen(
@@ -227,7 +232,7 @@ class Phos:
                 start_new_session=True,
             )
         try:
-            yield
+            yield process.pid
         finally:
             process.terminate()
             try:

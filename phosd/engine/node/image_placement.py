@@ -58,6 +58,7 @@ def place_image(
     for gpu in manifest.gpus:  # what a program only sees may be any that is left
         if not gpu.used:
             search.take_unused(gpu)
+    search.require_as_many()
     return search.placement()
 
 
@@ -121,6 +122,19 @@ class _Search:
         same = [each for each in alike if each.uuid == gpu.uuid]
         self._take(gpu, (same or alike)[0])
 
+    def require_as_many(self) -> None:
+        """Raise :class:`GpuMismatch` if the machine that made the image had more GPUs: the driver
+        restores nothing where there are fewer than it knew, whatever the program saw of them.
+        """
+        known, here = len(self._manifest.host.gpus), len(self._here)
+        if known > here:
+            raise GpuMismatch(
+                f"image {self._manifest.id} was made on a machine with {known} GPUs, here"
+                f" {'are' if here > 1 else 'is'} {here}, and the driver restores a program only"
+                " where there are as many, also if it saw fewer",
+                hint=f"restore it where there are {known} GPUs or more",
+            )
+
     def placement(self) -> ImagePlacement:
         """Return what was found."""
         moves = {old: new.ordinal for old, new in self._taken.items()}
@@ -147,7 +161,7 @@ class _Search:
     def _pairs(self) -> GpuPairs:
         """Return the pairs for the driver, which wants every GPU that it knew in the process, also
         those that the program did not see. What is left of these goes to the same GPU, or to one of
-        the same chip; there may be fewer here.
+        the same chip, or to any.
         """
         to = {gpu.uuid: self._taken[gpu.ordinal].uuid for gpu in self._manifest.gpus}
         known = self._known()
@@ -191,8 +205,7 @@ class _Search:
         return GpuMismatch(
             f"image {self._manifest.id} needs {what} in place of {whose}, which its program saw;"
             f" here {verb} {here or 'none'}{why}",
-            hint="restore it where there are as many of that chip; a program that is started with"
-            " fewer (CUDA_VISIBLE_DEVICES) needs no more",
+            hint="restore it where there are as many of that chip",
         )
 
     def _too_full(self, gpu: Gpu, candidates: Sequence[GpuInfo]) -> OutOfMemory:

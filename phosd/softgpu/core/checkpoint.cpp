@@ -39,19 +39,20 @@ std::vector<CUuuid> gpus_of(const ControlRequest& request) {
     return {request.gpus, request.gpus + request.gpu_count};
 }
 
-// Which GPU of the machine, as `request` has it, each of the `known` GPUs is replaced by. The pairs
-// name every known GPU, as far as the machine has as many, and each GPU of the machine once.
-// Without pairs they must be the same.
+// Which GPU of the machine, as `request` has it, each of the `known` GPUs is replaced by. There must
+// be as many. The pairs name every known GPU and no other, and no GPU of the machine twice. Without
+// pairs they must be the same.
 std::map<unsigned, unsigned> moves_of(const ControlRequest& request,
                                       const std::vector<CUuuid>& known) {
     const std::vector<CUuuid> here = gpus_of(request);
     std::map<unsigned, unsigned> to;
+    require(here.size() >= known.size(), CUDA_ERROR_NOT_SUPPORTED);
     if (request.pair_count == 0) {
-        require(std::equal(known.begin(), known.end(), here.begin(), here.end(), same));
+        require(std::equal(known.begin(), known.end(), here.begin(), same));
         for (unsigned gpu = 0; gpu < known.size(); ++gpu) to[gpu] = gpu;
         return to;
     }
-    require(request.pair_count == std::min(known.size(), here.size()));
+    require(request.pair_count == known.size());
     std::set<unsigned> targets;
     for (unsigned i = 0; i < request.pair_count; ++i) {
         const unsigned from = index_of(request.pairs[i].oldUuid, known);

@@ -45,15 +45,22 @@ def saved(node: Node, target: Target, mode: str, parent: str = "") -> Manifest:
     return image
 
 
+def restored(
+    node: Node, target: Target, image: Manifest, gpu: str
+) -> tuple[dict[int, str], Progress]:
+    """Restore the target on these GPUs; return what it computes then."""
+    mark, progress = target.position(), Progress()
+    assert restore(node, image.id, RestoreOptions(gpu=gpu), progress).pid == target.pid
+    return target.wait_for_steps(AFTER, since=mark), progress
+
+
 def come_back(
     node: Node, target: Target, image: Manifest, gpu: str, undisturbed: Undisturbed
 ) -> Progress:
     """Restore the target on these GPUs; it goes on from the image, and computes what is right."""
-    original, mark, progress = target.values(), target.position(), Progress()
-    assert restore(node, image.id, RestoreOptions(gpu=gpu), progress).pid == target.pid
-    values = target.wait_for_steps(AFTER, since=mark)
-    right = undisturbed(target.program, max(values) + 1, compared=target)
-    check(values, original, right)
+    original = target.values()
+    values, progress = restored(node, target, image, gpu)
+    check(values, original, undisturbed(target.program, max(values) + 1, compared=target))
     return progress
 
 
@@ -129,7 +136,8 @@ def test_a_gpu_with_room_is_found(
     image = saved(node, target, "stop")
     assert target.pid not in {each.pid for each in node.processes()}  # lets go of its memory
     # NVIDIA's driver needs some to take the program from there.
-    with taken(0, but=0 if is_software() else ROOM):
+    left = 0 if is_software() else ROOM
+    with taken(0, but=left):
         (found,) = [
             each
             for each in try_restore(node, image.id, RestoreOptions(), Progress())
@@ -138,15 +146,18 @@ def test_a_gpu_with_room_is_found(
         assert found.text == "GPU 1 in place of GPU 0"
         with pytest.raises(OutOfMemory, match=r"GPU 0 has .* GB free, image .* needs 0\.\d GB"):
             restore(node, image.id, RestoreOptions(gpu="0"), Progress())
-        come_back(node, target, image, "", undisturbed)
+        original = target.values()
+        values, _ = restored(node, target, image, "")
     assert gpus(node, target) == (1,)
+    # On GPU 0, which had no room for it until now.
+    check(values, original, undisturbed(target.program, max(values) + 1, compared=target))
     target.kill()
     assert target.pid not in {each.pid for each in node.processes()}
     with taken(), pytest.raises(OutOfMemory, match=r"GPU 0 has .*, GPU 1 has .* free, image"):
         restore(node, image.id, RestoreOptions(), Progress())
 
     affected = restore_module._affected
-    with monkeypatch.context() as patch, taken(0):  # taken after its admission
+    with monkeypatch.context() as patch, taken(0, but=left):  # taken after its admission
 
         def late(*arguments: object) -> object:
             patch.setattr(restore_module, "_affected", affected)
@@ -161,7 +172,9 @@ def test_a_gpu_with_room_is_found(
         finally:
             neighbour.__exit__(None, None, None)
         assert not any(map(alive, target.pids))
-        come_back(node, target, image, "", undisturbed)
+        original = target.values()
+        values, _ = restored(node, target, image, "")
+    check(values, original, undisturbed(target.program, max(values) + 1, compared=target))
 
 
 def test_gpus_that_will_not_do(node: Node, start: Starter) -> None:
@@ -230,16 +243,16 @@ class Machine:
 @pytest.mark.skipif(not is_software(), reason="real GPUs cannot be configured")
 @pytest.mark.parametrize("mode", MODES)
 def test_other_machines(mode: str, place: Path, start: Starter, undisturbed: Undisturbed) -> None:
-    """With fewer GPUs, with as many, and back; none of them has the GPUs of another."""
-    large, small = Machine(place, "large", 4), Machine(place, "small", 1)
-    seen = large.settings | {"CUDA_VISIBLE_DEVICES": "2"}
-    target = start("single", extra=seen)
+    """With more GPUs, with as many, and not with fewer; none of them has the GPUs of another."""
+    small, large = Machine(place, "small", 1), Machine(place, "large", 4)
+    target = start("single", extra=small.settings)
     target.wait_for_steps(5)
-    image = large.save(target, mode)
-    told = small.restore(target, image, "", undisturbed)
-    assert "GPU 0 in place of GPU 2" in told
     image = small.save(target, mode)
-    large.restore(target, image, "0:3", undisturbed)
+    assert "GPU 3 in place of GPU 0" in large.restore(target, image, "3", undisturbed)
+    image = large.save(target, mode)
+    with pytest.raises(AssertionError, match=r"GpuMismatch: .* with 4 GPUs, here is 1"):
+        small.run("restore", image, "")
+    Machine(place, "other", 4).restore(target, image, "", undisturbed)
 
 
 @pytest.mark.skipif(not is_software(), reason="real GPUs cannot be configured")

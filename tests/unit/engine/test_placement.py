@@ -100,7 +100,7 @@ def machine(*uuids: str, chip: str = "A GPU") -> list[GpuInfo]:
 
 
 def placed(
-    saved: Manifest, here: list[GpuInfo], wanted: str = "", free: tuple[int, ...] = (9, 9, 9, 9)
+    saved: Manifest, here: list[GpuInfo], wanted: str = "", free: tuple[int, ...] = (9,) * 5
 ) -> ImagePlacement:
     needs = {gpu.ordinal: 5 for gpu in saved.gpus if gpu.used}
     return place_image(saved, wanted, needs, here, lambda gpu: free[gpu.ordinal])
@@ -119,14 +119,15 @@ def test_where_an_image_goes_by_default() -> None:
     full = placed(saved, same, free=(1, 9, 7, 9))
     assert (full.moves, full.text) == ({0: 1, 1: 0}, "GPU 1 in place of GPU 0") and full.changed
     assert dict(full.pairs) == {OLD[0]: OLD[1], OLD[1]: OLD[0], OLD[2]: OLD[2], OLD[3]: OLD[3]}
-    away = placed(saved, machine("GPU-new-0", "GPU-new-1", OLD[1]), free=(6, 7, 0, 0))
+    here = machine("GPU-new-0", "GPU-new-1", OLD[1], "GPU-new-3", "GPU-new-4")
+    away = placed(saved, here, free=(6, 7, 0, 0, 0))
     assert away.moves == {0: 1, 1: 2}
-    assert away.pairs == (  # there is none for one that the program did not see
-        (OLD[0], "GPU-new-1"), (OLD[1], OLD[1]), (OLD[2], "GPU-new-0"),
+    assert away.pairs == (  # also for those that the program did not see, and no others
+        (OLD[0], "GPU-new-1"), (OLD[1], OLD[1]), (OLD[2], "GPU-new-0"), (OLD[3], "GPU-new-3"),
     )  # fmt: skip
     more = placed(image([0], [0], known=1), machine("GPU-new-0", "GPU-new-1"))
     assert (more.moves, more.pairs) == ({0: 0}, ((OLD[0], "GPU-new-0"),))
-    both = placed(image([0, 1], [0, 1]), machine("GPU-new-0", "GPU-new-1", *OLD[:1]))
+    both = placed(image([0, 1], [0, 1], known=2), machine("GPU-new-0", "GPU-new-1", *OLD[:1]))
     assert both.moves == {0: 2, 1: 0}  # never two onto one
 
 
@@ -155,6 +156,7 @@ def test_where_an_image_is_wanted(wanted: str, moves: dict[int, int]) -> None:
         (image([0], [0]), [], "", 9, GpuMismatch, "here are none"),
         (image([0, 1], [0, 1]), machine("a"), "", 9, GpuMismatch, "needs 2 GPUs A GPU"),
         (image([0, 1], [0]), machine("a"), "", 9, GpuMismatch, "needs 2 GPUs A GPU"),
+        (image([0], [0], known=2), machine("a"), "", 9, GpuMismatch, "2 GPUs, here is 1, and the"),
         (image([0], [0]), machine("a", "b"), "", 4, OutOfMemory, "GPU 0 has .*, GPU 1 has .*"),
         (image([0], [0]), machine("a", "b"), "1", 4, OutOfMemory, "^GPU 1 has .* in place of"),
         (image([0], [0]), machine("a", chip="B"), "0", 9, GpuMismatch, "a A GPU, GPU 0 here a B"),
@@ -181,7 +183,7 @@ def test_gpus_that_will_not_do(
 def test_a_divided_gpu_is_only_for_whom_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (image_placement, placement):
         monkeypatch.setattr(module, "divided", lambda n: "" if n else "is in MIG mode")
-    saved = image([0], [0])
+    saved = image([0], [0], known=1)
     assert placed(saved, machine(*OLD)).moves == {0: 0}
     assert placed(saved, machine("a", "b")).moves == {0: 1}
     with pytest.raises(Unsupported, match="MIG"):
@@ -214,7 +216,7 @@ def test_two_images_at_once_go_to_two_gpus(monkeypatch: pytest.MonkeyPatch) -> N
     )
     here = [GpuInfo(n, f"GPU-new-{n}", "A GPU", 10) for n in range(2)]
     monkeypatch.setattr(image_gpus, "list_gpus", lambda: here)
-    saved = image([0], [0])
+    saved = image([0], [0], known=2)
     saved = msgspec.structs.replace(
         saved, gpus=tuple(msgspec.structs.replace(gpu, needs=6) for gpu in saved.gpus)
     )
