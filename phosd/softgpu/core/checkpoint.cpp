@@ -39,9 +39,9 @@ std::vector<CUuuid> gpus_of(const ControlRequest& request) {
     return {request.gpus, request.gpus + request.gpu_count};
 }
 
-// Which GPU of the machine, as `request` has it, each of the `known` GPUs is replaced by. There must
-// be as many. The pairs name every known GPU and no other, and no GPU of the machine twice. Without
-// pairs they must be the same.
+// Which GPU of the machine, as `request` has it, each of the `known` GPUs is replaced by. There
+// must be as many. The pairs name every known GPU and no other, and no GPU of the machine twice.
+// Without pairs they must be the same.
 std::map<unsigned, unsigned> moves_of(const ControlRequest& request,
                                       const std::vector<CUuuid>& known) {
     const std::vector<CUuuid> here = gpus_of(request);
