@@ -9,7 +9,9 @@ import random
 import shutil
 import struct
 import subprocess
+import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,7 @@ from phosd.engine.image.store import Store
 from phosd.engine.image.verify import verify
 from phosd.engine.job.progress import Progress
 from phosd.engine.node.node import Node, NodeConfig
+from phosd.engine.operations import image_receiver
 from phosd.engine.operations.admission import DiskLimits
 from phosd.engine.operations.caller_stream import CallerStream
 from phosd.engine.operations.export_image import export_image
@@ -123,12 +126,18 @@ def exported(store: Store, image: str, key: Path | None = None) -> bytes:
     return file.getvalue()
 
 
-def sent(node: Node, work: Callable[[Link], object], chosen: ImportOptions) -> Manifest:
+def sent(
+    node: Node,
+    work: Callable[[Link], object],
+    chosen: ImportOptions,
+    progress: Progress | None = None,
+) -> Manifest:
+    progress = progress or Progress()
     with (
         Transfer(work) as transfer,
-        CallerStream(transfer.name, os.geteuid(), Progress()) as stream,
+        CallerStream(transfer.name, os.geteuid(), progress) as stream,
     ):
-        return import_image(node, chosen, stream, Progress())
+        return import_image(node, chosen, stream, progress)
 
 
 def imported(node: Node, data: bytes, chosen: ImportOptions | None = None) -> Manifest:
@@ -443,6 +452,66 @@ def test_without_room_no_chunk_is_asked_for(here: Store, there: Node) -> None:
     with pytest.raises(OutOfSpace, match="uid 0"):
         imported(there, head.packed, options(limits=DiskLimits(quota=lambda user: CHUNK)))
     assert nothing_kept(there)
+
+
+def test_a_disk_that_somebody_else_fills_meanwhile(here: Store, tmp_path: Path) -> None:
+    data = exported(here, publish(here).id)
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64m,mode=700", "phos-test", str(disk)]
+    subprocess.run(mount, check=True)
+    try:
+        with Node(NodeConfig(disk / "state", tmp_path / "run")) as node:
+            other = disk / "of-somebody-else"
+
+            def fill(progress: Progress) -> None:
+                if progress.phases[-1].name == "receive" and not other.exists():
+                    status = os.statvfs(disk)
+                    room = status.f_bavail * status.f_frsize
+                    with other.open("wb") as file:
+                        os.posix_fallocate(file.fileno(), 0, room)
+
+            with pytest.raises(OutOfSpace, match="delete images"):
+                sent(node, lambda link: link.write(data), options(), Progress(observer=fill))
+            assert other.exists() and nothing_kept(node)
+            other.unlink()
+            verify(node.store, imported(node, data).id, Progress())
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_a_disk_that_is_stuck(here: Store, there: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Little is received ahead of it, others go on, and what was cancelled ends when it answers."""
+    ahead = 2
+    data = exported(here, publish(here, os.urandom(16 * CHUNK)).id)
+    answers, full = threading.Event(), threading.Event()
+    came: list[int] = []
+    write, receive = image_receiver._write_all, CallerStream.receive_into
+
+    def stuck(*arguments: Any) -> None:
+        answers.wait()
+        write(*arguments)
+
+    def counted(stream: CallerStream, view: memoryview) -> None:
+        receive(stream, view)
+        came.append(len(view))
+        if len(came) == ahead + 1:
+            full.set()
+
+    monkeypatch.setattr(image_receiver, "_AHEAD", ahead)
+    monkeypatch.setattr(image_receiver, "_write_all", stuck)
+    monkeypatch.setattr(CallerStream, "receive_into", counted)
+    progress = Progress()
+    with ThreadPoolExecutor(1) as pool:
+        importing = pool.submit(sent, there, lambda link: link.write(data), options(), progress)
+        assert full.wait(60)
+        publish(there.store)
+        progress.cancel()
+        assert len(came) == ahead + 1 and not importing.done()
+        answers.set()
+        with pytest.raises(Cancelled):
+            importing.result(60)
+    assert len(there.store.list()) == 1 and not there.store.reservations
 
 
 def test_what_is_damaged_is_not_passed_on(here: Store) -> None:
