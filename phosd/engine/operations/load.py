@@ -3,9 +3,9 @@
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
@@ -22,11 +22,14 @@ from phosd.engine.node.node import Node
 from phosd.engine.program.process import gpus_of
 from phosd.engine.system import procfs
 from phosd.engine.system.procfs import ProcessId
-from phosd.errors import PhosError
+from phosd.errors import Cancelled, PhosError
 
 _log = logging.getLogger(__name__)
-_GROUP_BYTES = 4 << 30
-"""Of blocks that are allocated while others are loaded. Allocating takes a fifth as long."""
+_FIRST_GROUP = 256 << 20
+_LAST_GROUP = 4 << 30
+"""Bytes of blocks that are allocated while others are loaded. Allocating takes a fifth as long, so
+that from a small first group on it stays ahead.
+"""
 _STAY: Mapping[int, int] = MappingProxyType({})
 
 
@@ -131,55 +134,66 @@ def loaded(
         def load(old: int) -> None:
             gpu = moves.get(old, old)
             mover = node.movers.mover(gpu)
-            blocks = [block for block in _stored(manifest) if block.gpu == old]
-            with (
-                node.movers.turn_to_copy({gpu}, part),
-                closing(_allocated(mover, blocks, undo, kept)) as groups,
-            ):
-                for group in groups:
-                    made.update({(b.process, b.id): at for b, at in group})
-                    mover.load({at.key: block.chunks for block, at in group}, image, part)
+            new = [(new_key(), block) for block in _stored(manifest) if block.gpu == old]
+            with node.movers.turn_to_copy({gpu}, part), ThreadPoolExecutor(1) as beside:
+                ours = Beside(part)
+                allocation = beside.submit(_allocate, mover, new, ours, made, undo, kept)
+                try:
+                    plan = {key: block.chunks for key, block in new}
+                    mover.load(plan, image, ours, arriving=True)
+                except Cancelled:
+                    allocation.result()  # its failure is the cause, and tells more
+                    raise
+                except BaseException:
+                    ours.cancel()
+                    raise
+                allocation.result()
 
         _all_at_once(load, gpus, part)
         yield LoadedMemory(node, [_piece(manifest, block, made) for block in manifest.blocks], kept)
 
 
-def _allocated(
-    mover: Mover, blocks: Sequence[Block], undo: Undo, kept: Collection[int]
-) -> Generator[list[tuple[Block, Allocation]], None, None]:
-    """Allocate device memory for blocks, group by group, each while the one before is used.
-
-    ``undo`` frees what is not ``kept``.
+def _allocate(
+    mover: Mover,
+    blocks: Sequence[tuple[int, Block]],
+    progress: Progress,
+    made: dict[tuple[int, int], Allocation],
+    undo: Undo,
+    kept: Collection[int],
+) -> None:
+    """Allocate device memory for blocks, given with their keys, and add it to ``made``; group by
+    group, so that the first are loaded meanwhile. On a failure the load is cancelled. ``undo``
+    frees what is not ``kept``.
     """
-
-    def allocate(group: Sequence[Block]) -> list[tuple[Block, Allocation]]:
-        keys = [new_key() for _ in group]
-        descriptors = mover.create(
-            [(key, block.size) for key, block in zip(keys, group, strict=True)],
-            host=[key for key, block in zip(keys, group, strict=True) if block.host],
-        )
-        undo.add(_let_go_but, kept, mover, keys)
-        for descriptor in descriptors:
-            undo.add(os.close, descriptor)
-        return [
-            (block, Allocation(mover, key, descriptor))
-            for block, key, descriptor in zip(group, keys, descriptors, strict=True)
-        ]
-
-    with ThreadPoolExecutor(1) as pool:
-        yield from pool.map(allocate, _groups(blocks))
+    try:
+        for group in _groups(blocks):
+            progress.check()
+            keys = [key for key, _ in group]
+            descriptors = mover.create(
+                [(key, block.size) for key, block in group],
+                host=[key for key, block in group if block.host],
+            )
+            undo.add(_let_go_but, kept, mover, keys)
+            for (key, block), descriptor in zip(group, descriptors, strict=True):
+                undo.add(os.close, descriptor)
+                made[block.process, block.id] = Allocation(mover, key, descriptor)
+    except BaseException:
+        progress.cancel()
+        raise
 
 
-def _groups(blocks: Iterable[Block]) -> Iterator[list[Block]]:
-    """Yield the blocks in groups of about :data:`_GROUP_BYTES`."""
-    group: list[Block] = []
-    size = 0
-    for block in blocks:
-        group.append(block)
+def _groups(blocks: Iterable[tuple[int, Block]]) -> Iterator[list[tuple[int, Block]]]:
+    """Yield the blocks in groups of about :data:`_FIRST_GROUP` bytes at first, then of twice as
+    many each time, up to :data:`_LAST_GROUP`.
+    """
+    group: list[tuple[int, Block]] = []
+    size, enough = 0, _FIRST_GROUP
+    for key, block in blocks:
+        group.append((key, block))
         size += block.size
-        if size >= _GROUP_BYTES:
+        if size >= enough:
             yield group
-            group, size = [], 0
+            group, size, enough = [], 0, min(2 * enough, _LAST_GROUP)
     if group:
         yield group
 

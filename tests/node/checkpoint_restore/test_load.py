@@ -2,7 +2,7 @@
 
 import os
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import pytest
 
@@ -10,9 +10,11 @@ from phosd.engine.hook_client.link import HookLink
 from phosd.engine.job.progress import Progress
 from phosd.engine.memory.device_memory import DeviceMemory
 from phosd.engine.memory.exported import Allocation
+from phosd.engine.mover.client.mover import Mover
 from phosd.engine.node.node import Node
+from phosd.engine.operations import load
 from phosd.engine.operations.restore import RestoreOptions, restore
-from phosd.errors import NoSuchProcess
+from phosd.errors import NoSuchProcess, OutOfMemory
 from tests.node.checkpoint_restore.conftest import Starter
 from tests.node.checkpoint_restore.cycle import save
 from tests.node.checkpoint_restore.test_fault_points import forgotten
@@ -63,6 +65,31 @@ def test_a_hook_does_not_tell_of_all_its_memory(
         return node.movers.mover(0).free_memory()[0] == free
 
     wait_until(all_free, "its memory to be free")
+
+
+def test_the_memory_runs_out_while_some_of_it_is_loaded(
+    node: Node, start: Starter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A neighbour may take it after the checks."""
+    image = _image_of_a_dead(node, start)
+    free = node.movers.mover(0).free_memory()[0]
+    create = Mover.create
+    groups = []
+
+    def until_full(
+        mover: Mover, blocks: Sequence[tuple[int, int]], *, host: Sequence[int] = ()
+    ) -> list[int]:
+        groups.append(blocks)
+        if len(groups) == 2:
+            raise OutOfMemory("cuMemCreate failed")
+        return create(mover, blocks, host=host)
+
+    monkeypatch.setattr(load, "_FIRST_GROUP", 1)
+    monkeypatch.setattr(Mover, "create", until_full)
+    with pytest.raises(OutOfMemory, match="cuMemCreate"):
+        restore(node, image, RestoreOptions(), Progress())
+    assert len(groups) == 2
+    assert node.movers.mover(0).free_memory()[0] == free
 
 
 def _image_of_a_dead(node: Node, start: Starter) -> str:

@@ -34,12 +34,12 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[Slow]:
     made = Slow()
     load, attend = Mover.load, ActionScript.attend
 
-    def later(mover: Mover, plan: Any, image: Any, progress: Progress) -> None:
+    def later(mover: Mover, plan: Any, image: Any, progress: Progress, *, arriving: bool) -> None:
         while not made.let.wait(0.01):
             progress.check()
         if made.error is not None:
             raise made.error
-        load(mover, plan, image, progress)
+        load(mover, plan, image, progress, arriving=arriving)
 
     def attended(script: ActionScript) -> None:
         made.scripts.append(script)

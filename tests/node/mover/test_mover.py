@@ -12,6 +12,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,7 @@ from phosd.errors import (
 )
 from tests.node.mover import owner
 from tests.node.mover.owner import Owner
+from tests.support.harness import wait_until
 from tests.support.samples import everything, manifest_of
 
 RING = 8 * RECORD
@@ -148,6 +150,51 @@ def test_what_is_saved_comes_back(program: Owner, mover: Mover, store: Store) ->
         for index in range(len(SIZES)):
             program.write(index, bytes(SIZES[index]))
         assert load(mover, program, store, made) == data
+
+
+def test_blocks_are_loaded_as_they_are_created(program: Owner, mover: Mover, store: Store) -> None:
+    """The first is filled before the last exists; a later one has a chunk of an earlier one."""
+    data = contents()
+    with filled(program, mover, data):
+        made = save(mover, store, [10, 11, 12])
+    new = [(100 + block.id, block.size) for block in made.blocks]
+    plan = {100 + block.id: block.chunks for block in made.blocks}
+    progress = Progress()
+    progress.phase("load", bytes_total=sum(SIZES))
+    with store.open(made.id) as image, ThreadPoolExecutor(1) as pool:
+        loading = pool.submit(mover.load, plan, image, progress, arriving=True)
+        descriptors = mover.create(new[:1])
+        done = progress.phases[0]
+        wait_until(lambda: done.bytes_done == new[0][1], "the first block")
+        assert not loading.done()
+        descriptors += mover.create(new[1:])
+        loading.result(60)
+    assert done.bytes_done == sum(SIZES)
+    program.attach(descriptors, [size for _, size in new])
+    for descriptor in descriptors:
+        os.close(descriptor)
+    assert [program.read(len(SIZES) + i) for i in range(len(SIZES))] == data
+
+
+def test_blocks_that_are_not_created_are_not_waited_for_for_ever(
+    program: Owner, mover: Mover, store: Store
+) -> None:
+    with filled(program, mover, contents()):
+        made = save(mover, store, [10])
+    plan = {100: made.blocks[0].chunks}
+    with store.open(made.id) as image:
+        with pytest.raises(Internal, match="holds no block 100"):
+            mover.load(plan, image)
+        progress = Progress()
+        with ThreadPoolExecutor(1) as pool:
+            loading = pool.submit(mover.load, plan, image, progress, arriving=True)
+            progress.cancel()
+            with pytest.raises(Cancelled):
+                loading.result(60)
+    with pytest.raises(Internal, match="twice"):
+        mover.create([(100, CHUNK), (100, CHUNK)])
+    with pytest.raises(Internal, match="holds no block 100"):
+        mover.digest([100])
 
 
 def test_a_chunk_is_stored_once_in_an_image(program: Owner, mover: Mover, store: Store) -> None:

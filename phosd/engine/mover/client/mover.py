@@ -320,15 +320,19 @@ class Mover:
         plan: Mapping[int, Sequence[ChunkRef]],
         image: Image,
         progress: Progress | None = None,
+        *,
+        arriving: bool = False,
     ) -> None:
         """Fill blocks from an opened image, and hash every byte on the GPU. Packs that stay pinned
         since the image was made are read by the device itself.
 
+        ``arriving``: another thread creates the blocks meanwhile, and cancels this if it fails.
         Raises :class:`ImageCorrupt` naming the chunk that does not have its digest, and
         :class:`Cancelled`.
         """
         wanted = sorted({ref.pack for refs in plan.values() for ref in refs})
-        request = wire.Load([(key, list(refs)) for key, refs in plan.items()], wanted)
+        rows = [(key, list(refs)) for key, refs in plan.items()]
+        request = wire.Load(rows, wanted, arriving)
         packs = [image.packs[number] for number in wanted]
         pinned, _ = self._pinning.ask(wire.Pin(kept=True), wire.Pinned, packs)
         try:

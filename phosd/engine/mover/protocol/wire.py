@@ -17,7 +17,7 @@ import msgspec
 from phosd.engine.image.manifest import ChunkRef
 from phosd.engine.system.procfs import ProcessId
 
-VERSION = 1
+VERSION = 2
 """Rises with every change of these messages or of what they mean. An engine works with movers of
 its own version only. What a visitor says and hears stays the same, so that memory which any mover
 guards can be brought back.
@@ -38,7 +38,10 @@ class Attach(Message, frozen=True):
 
 
 class Leave(Message, frozen=True):
-    """Release the mover; :class:`Farewell` says whether it stays."""
+    """Release the mover; :class:`Farewell` says whether it stays.
+
+    A visitor may send it to a mover that no engine has used yet, which then ends.
+    """
 
 
 class Guard(Message, frozen=True):
@@ -200,10 +203,14 @@ class Unpin(Message, frozen=True):
 
 
 class Load(Message, frozen=True):
-    """Fill blocks from packs, whose descriptors come along, and hash the blocks."""
+    """Fill blocks from packs, whose descriptors come along, and hash the blocks.
+
+    ``arriving``: blocks that are not there yet are waited for; they are being created.
+    """
 
     blocks: list[tuple[int, list[ChunkRef]]]
     packs: list[int]
+    arriving: bool = False
 
 
 class Fetch(Message, frozen=True):

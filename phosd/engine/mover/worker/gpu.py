@@ -6,7 +6,7 @@ import os
 import struct
 import threading
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,7 @@ from phosd.errors import Internal, PhosError
 _POINTER = struct.Struct("<Q")
 _STREAMS = 14
 """Streams for a copy out, a load and a fetch at the same time."""
+_LOOK_SECONDS = 0.1
 _TABLE_CHUNKS = 1 << 16
 """Chunks that one launch hashes at most: 128 GiB; their table and digests take 2 MiB."""
 
@@ -81,6 +82,7 @@ class Gpu:
         self._hashing = threading.Lock()
         self._users: Counter[int] = Counter()
         self._using = threading.Lock()
+        self._created = threading.Condition()
         self.blocks: dict[int, GpuBlock] = {}
 
     def use(self, key: DigestKey) -> None:
@@ -126,28 +128,47 @@ class Gpu:
 
         ``host`` are the keys of blocks in the host's RAM. The contents are undefined.
         """
-        kind = self._bindings.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
-        added: list[int] = []
+        made: dict[int, GpuBlock] = {}
         try:
             for key, size in blocks:
-                about = f"a block of {size} bytes"
-                properties = self._in_host() if key in host else self._properties
-                handle = call("cuMemCreate", size, properties, 0, about=about)
-                try:
-                    fd = int(call("cuMemExportToShareableHandle", handle, kind, 0))
-                except BaseException:
-                    call("cuMemRelease", handle)
-                    raise
-                try:
-                    self._add(key, size, handle, fd)
-                except BaseException:
-                    os.close(fd)
-                    raise
-                added.append(key)
+                self._require_new(key, size)
+                if key in made:
+                    raise Internal(f"block {key} is to be created twice")
+                made[key] = self._create(size, self._in_host() if key in host else self._properties)
         except BaseException:
-            self.drop(added)
+            for block in made.values():
+                self._unmap(block)
+                os.close(block.fd)
             raise
-        return [self.blocks[key].fd for key in added]
+        with self._created:
+            self.blocks |= made
+            self._created.notify_all()
+        return [block.fd for block in made.values()]
+
+    def _create(self, size: int, properties: Any) -> GpuBlock:
+        kind = self._bindings.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+        handle = call("cuMemCreate", size, properties, 0, about=f"a block of {size} bytes")
+        try:
+            fd = int(call("cuMemExportToShareableHandle", handle, kind, 0))
+        except BaseException:
+            call("cuMemRelease", handle)
+            raise
+        try:
+            address = self._map(size, handle, self._ordinal)
+        except BaseException:
+            os.close(fd)
+            raise
+        return GpuBlock(address, size, handle, fd, *_chunks(address, size))
+
+    def created(self, keys: Sequence[int], check: Callable[[], None]) -> int:
+        """Wait until the first of these blocks has been created. Returns how many of the first ones
+        have been. ``check`` is called meanwhile, and raises to end the wait.
+        """
+        with self._created:
+            while keys[0] not in self.blocks:
+                check()
+                self._created.wait(_LOOK_SECONDS)
+            return next((n for n, key in enumerate(keys) if key not in self.blocks), len(keys))
 
     def create_together(self, blocks: Sequence[tuple[int, int]]) -> None:
         """Allocate and map new memory for several blocks in one allocation. All or nothing."""

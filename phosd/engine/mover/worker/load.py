@@ -2,11 +2,12 @@
 
 Threads read runs of records into the pinned ring, window by window, and copy their chunks to their
 places while they read the next; from a pack that is pinned itself the device copies them without
-the ring. A chunk that occurs several times is read once and copied on the device.
+the ring. A chunk that occurs several times is read once and copied on the device. Blocks may be
+created meanwhile: those that are there are filled.
 """
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from phosd.engine.digest import SIZE
@@ -46,7 +47,7 @@ def load(transfer: Transfer, request: Load, descriptors: Sequence[int]) -> None:
         number: WindowedPack(f"pack {number}", fd, again, pinned.find(pack_file(fd)))
         for number, fd, again in zip(request.packs, descriptors, direct, strict=True)
     }
-    chunks = _stored_chunks(gpu, request)
+    stored: dict[tuple[int, int], _Chunk] = {}
 
     def fetch(batch: list[_Chunk]) -> None:
         slot = ring.take()
@@ -61,37 +62,59 @@ def load(transfer: Transfer, request: Load, descriptors: Sequence[int]) -> None:
             sources[number].copy_in(records, slot, short=short)
         finally:
             ring.give(slot)
-        transfer.report(sum(c.ref.length * len(c.addresses) for c in batch))
+        transfer.report(sum(c.ref.length for c in batch))
 
     try:
         with WorkerPool(transfer, min(_READERS, len(ring.slots))) as workers:
-            for batch in _batches(chunks, ring.records):
-                workers.submit(fetch, batch)
+            for blocks in _arriving(gpu, request, workers.check):
+                for batch in _batches(_new_chunks(gpu, blocks, stored), ring.records):
+                    workers.submit(fetch, batch)
         with gpu.streams.lent(1) as (stream,):
-            for chunk in chunks:
+            for chunk in stored.values():
                 for address in chunk.addresses[1:]:
                     size = chunk.ref.length
                     call("cuMemcpyDtoDAsync", address, chunk.addresses[0], size, stream)
+        transfer.report(sum(c.ref.length * (len(c.addresses) - 1) for c in stored.values()))
     finally:
         close_all(direct)
     _compare(gpu, request)
 
 
-def _stored_chunks(gpu: Gpu, request: Load) -> list[_Chunk]:
-    """Return each stored chunk once, ordered by pack."""
-    found: dict[tuple[int, int], _Chunk] = {}
-    for key, refs in request.blocks:
+def _arriving(
+    gpu: Gpu, request: Load, check: Callable[[], None]
+) -> Iterator[Sequence[tuple[int, list[ChunkRef]]]]:
+    """Yield the blocks of a request in order, as many at a time as there are by then."""
+    blocks = request.blocks
+    keys = [key for key, _ in blocks]
+    at = 0
+    while at < len(blocks):
+        end = at + gpu.created(keys[at:], check) if request.arriving else len(blocks)
+        yield blocks[at:end]
+        at = end
+
+
+def _new_chunks(
+    gpu: Gpu,
+    blocks: Sequence[tuple[int, list[ChunkRef]]],
+    stored: dict[tuple[int, int], _Chunk],
+) -> list[_Chunk]:
+    """Return the chunks of blocks that are not ``stored`` yet, each once, ordered by pack. All are
+    added to that, by (pack, offset).
+    """
+    new: list[tuple[int, int]] = []
+    for key, refs in blocks:
         chunks = gpu.block(key).chunks
         if [length for _, length in chunks] != [ref.length for ref in refs]:
             raise Internal(f"block {key} is not cut into chunks as its image says")
         for (address, _), ref in zip(chunks, refs, strict=True):
             place = (ref.pack, ref.offset)
-            if place not in found:
-                found[place] = _Chunk(ref, [])
-            elif found[place].ref != ref:
+            if place not in stored:
+                stored[place] = _Chunk(ref, [])
+                new.append(place)
+            elif stored[place].ref != ref:
                 raise ImageCorrupt(f"two chunks share the place {ref.offset} of pack {ref.pack}")
-            found[place].addresses.append(address)
-    return [found[place] for place in sorted(found)]
+            stored[place].addresses.append(address)
+    return [stored[place] for place in sorted(new)]
 
 
 def _batches(chunks: Sequence[_Chunk], records: int) -> Iterator[list[_Chunk]]:
