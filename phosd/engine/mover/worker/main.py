@@ -201,6 +201,10 @@ class MoverDaemon:
         if not all(usable):  # guarded memory is safe: the engine lives, and holds it, too
             self._end(1)
             return
+        leaving = any(server.leaving for server in servers)
+        if leaving and parked.empty:
+            self._end(0)  # what the engine had goes with the process, and faster
+            return
         gpu.attach()
         try:
             pinned_packs.unpin_all()
@@ -209,7 +213,7 @@ class MoverDaemon:
             _log.error("what the engine had cannot be dropped: %s", error)
             if parked.empty:
                 self._end(1)
-        if any(server.leaving for server in servers):
+        if leaving:
             self._patience = 0.0  # exit as soon as nothing is kept
             if parked.empty:
                 self._end(0)
