@@ -12,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from phosd.engine.hook_client.code_images import MAX_IMAGES, CodeImage, decode_images
 from phosd.engine.hook_client.places import put_aside, socket_path, squatted
 from phosd.engine.hook_client.received import is_distrusted
 from phosd.engine.hook_client.wire import (
@@ -265,6 +266,22 @@ class HookLink:
                 known += new
                 if len(known) > MAX_KERNELS:
                     raise Garbled(f"more than {MAX_KERNELS} kernels")
+        return known
+
+    def images(self) -> list[CodeImage]:
+        """Return the images that kernels were loaded from. A hook that is too old for this ends the
+        connection; :class:`Internal`.
+        """
+        known: list[CodeImage] = []
+        more = True
+        until = time.monotonic() + self._deadline
+        while more:
+            with self._decoding(Type.IMAGES):
+                body = self._ask(Type.IMAGES, U64.pack(len(known)), until=until)
+                new, more = decode_images(body)
+                known += new
+                if len(known) > MAX_IMAGES:
+                    raise Garbled(f"more than {MAX_IMAGES} images")
         return known
 
     def empty_cache(self, *, ask: bool, until: float | None = None) -> ReleaseState:

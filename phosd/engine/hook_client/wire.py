@@ -50,6 +50,8 @@ GATE_STATE = struct.Struct("<IIIIQQQ")
 ARM = struct.Struct("<II")
 KERNEL_LIST = struct.Struct("<II")
 KERNEL = struct.Struct("<QQII")
+IMAGE_LIST = struct.Struct("<II")
+IMAGE = struct.Struct("<QQQII")
 EMPTY_CACHE = struct.Struct("<II")
 RELEASE_STATE = struct.Struct("<II256s")
 PROGRAM_ASK = struct.Struct("<IiIIQ256s")
@@ -90,6 +92,7 @@ class Type(enum.IntEnum):
     MAY_SEE = 17
     SEAL_GATE = 18
     PROGRAM = 19
+    IMAGES = 20
 
 
 class Status(enum.IntEnum):

@@ -7,9 +7,14 @@
 
 #include <algorithm>
 #include <cctype>
+#include <climits>
+#include <cstdio>
 #include <cstring>
 #include <mutex>
+#include <string>
 #include <unordered_map>
+
+#include "code/images.h"
 
 namespace phos::modules {
 namespace {
@@ -63,16 +68,19 @@ uint64_t find(const void* handle) {
     return found == hashes.end() ? 0 : found->second;
 }
 
-}  // namespace
+struct Bytes {
+    const unsigned char* first;
+    uint64_t size;  // 0: it is nothing that is known
+};
 
-uint64_t hash_image(const void* image) {
+Bytes bytes_of(const void* image) {
     uint32_t magic = 0;
     std::memcpy(&magic, image, sizeof magic);
     if (magic == kFatWrapper) {
         FatWrapper wrapper;
         std::memcpy(&wrapper, image, sizeof wrapper);
         image = wrapper.data;
-        if (!image) return 0;
+        if (!image) return {nullptr, 0};
         std::memcpy(&magic, image, sizeof magic);
     }
     const auto* bytes = static_cast<const unsigned char*>(image);
@@ -90,31 +98,52 @@ uint64_t hash_image(const void* image) {
     } else if (std::isprint(*bytes) || std::isspace(*bytes)) {
         size = std::strlen(static_cast<const char*>(image));
     }
-    if (!size) return 0;
-    const size_t head = std::min<uint64_t>(size, kHead);
-    const size_t tail = std::min<uint64_t>(size - head, kTail);
-    return hash_ends(bytes, head, bytes + size - tail, tail, size);
+    return {bytes, size};
 }
 
-uint64_t hash_file(const char* path) {
+// Returns the path that an open file has; empty if it has none any more.
+std::string path_of(int file) {
+    char link[32];
+    char path[PATH_MAX];
+    std::snprintf(link, sizeof link, "/proc/self/fd/%d", file);
+    const ssize_t length = readlink(link, path, sizeof path);
+    return length > 0 ? std::string(path, static_cast<size_t>(length)) : std::string();
+}
+
+}  // namespace
+
+void note_image(const void* handle, const void* image) {
+    const auto [bytes, size] = bytes_of(image);
+    uint64_t hash = 0;
+    if (size) {
+        const size_t head = std::min<uint64_t>(size, kHead);
+        const size_t tail = std::min<uint64_t>(size - head, kTail);
+        hash = hash_ends(bytes, head, bytes + size - tail, tail, size);
+        images::note(hash, bytes, size);
+    }
+    note(handle, hash);
+}
+
+void note_file(const void* handle, const char* path) {
+    uint64_t hash = 0;
     const int file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (file < 0) return 0;
     struct stat status{};
     unsigned char head[kHead];
     unsigned char tail[kTail];
-    uint64_t hash = 0;
-    if (fstat(file, &status) == 0 && S_ISREG(status.st_mode)) {
+    if (file >= 0 && fstat(file, &status) == 0 && S_ISREG(status.st_mode)) {
         const auto size = static_cast<uint64_t>(status.st_size);
         const ssize_t in_head = pread(file, head, sizeof head, 0);
         const size_t rest = in_head > 0 ? size - std::min<uint64_t>(size, kHead) : 0;
         const size_t wanted = std::min<uint64_t>(rest, kTail);
         const ssize_t in_tail = pread(file, tail, wanted, static_cast<off_t>(size - wanted));
-        if (in_head > 0 && in_tail >= 0)
+        if (in_head > 0 && in_tail >= 0) {
             hash = hash_ends(head, static_cast<size_t>(in_head), tail, static_cast<size_t>(in_tail),
                              size);
+            images::note_file(hash, path_of(file).c_str(), size);
+        }
     }
-    close(file);
-    return hash;
+    if (file >= 0) close(file);
+    note(handle, hash);
 }
 
 void note(const void* handle, uint64_t hash) {

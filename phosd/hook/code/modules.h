@@ -8,13 +8,13 @@
 
 namespace phos::modules {
 
-// Returns the hash of an image that the driver has just accepted, so that its size fields can be
-// trusted, or of a file with one; 0 if there is none.
-uint64_t hash_image(const void* image);
-uint64_t hash_file(const char* path);
+// Records the hash of an image for a module or a library: of one that the driver has just accepted,
+// so that its size fields can be trusted, or of a file with one; 0 if there is none.
+void note_image(const void* handle, const void* image);
+void note_file(const void* handle, const char* path);
 
-// Records the hash for a module, a library, or a function made from a library's kernel. Forget the
-// handle before it can be reused.
+// Records the hash for a function made from a library's kernel. Forget a handle before it can be
+// reused.
 void note(const void* handle, uint64_t hash);
 void forget(const void* handle);
 

@@ -11,6 +11,7 @@
 #include "base/faults.h"
 #include "base/log.h"
 #include "base/process.h"
+#include "code/images.h"
 #include "code/kernels.h"
 #include "control/hello.h"
 #include "control/safe_points.h"
@@ -170,6 +171,27 @@ Reply list_kernels(const Message& request) {
         if (head.more) break;
         rows.append(row);
         rows.append(kernel.name.data(), row.length);
+        ++head.count;
+    }
+    Reply reply;
+    reply.append(head);
+    reply.append(rows.payload.data(), rows.payload.size());
+    return reply;
+}
+
+Reply list_images(const Message& request) {
+    wire::Cursor cursor{};
+    if (!read(request, &cursor)) return {Status::bad_message, "the cursor is missing"};
+    wire::ImageList head{};
+    Reply rows;
+    for (const images::Image& image : images::after(cursor.after)) {
+        const wire::Image row{
+            image.hash, image.address, image.size, static_cast<uint32_t>(image.held),
+            static_cast<uint32_t>(std::min<size_t>(image.path.size(), wire::kMaxName))};
+        head.more = sizeof head + rows.payload.size() + sizeof row + row.length > wire::kMaxPayload;
+        if (head.more) break;
+        rows.append(row);
+        rows.append(image.path.data(), row.length);
         ++head.count;
     }
     Reply reply;

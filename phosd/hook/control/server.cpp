@@ -87,10 +87,12 @@ Reply answer(int client, Message& request) {
             return handlers::may_see(request);
         case Type::program:
             return handlers::program(client, request);
+        case Type::images:
+            return handlers::list_images(request);
         default:
             break;
     }
-    if (type < Type::hello || type > Type::program) return {Status::bad_message, "unknown request"};
+    if (type < Type::hello || type > Type::images) return {Status::bad_message, "unknown request"};
     const std::lock_guard turn(quiesce::turn);
     if (gate_owner != kNoClient && gate_owner != client)
         return {Status::wrong_state, "another client holds the gate of this process"};

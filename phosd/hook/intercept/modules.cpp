@@ -7,9 +7,15 @@
 namespace phos {
 namespace {
 
-template <class Handle, class Hash>
-CUresult note_load(CUresult result, const Handle* handle, Hash hash) {
-    if (result == CUDA_SUCCESS && handle) modules::note(*handle, hash());
+template <class Handle>
+CUresult note_image(CUresult result, const Handle* handle, const void* image) {
+    if (result == CUDA_SUCCESS && handle) modules::note_image(*handle, image);
+    return result;
+}
+
+template <class Handle>
+CUresult note_file(CUresult result, const Handle* handle, const char* path) {
+    if (result == CUDA_SUCCESS && handle) modules::note_file(*handle, path);
     return result;
 }
 
@@ -24,37 +30,34 @@ CUresult unload(Handle handle, CUresult (*unload)(Handle)) {
 }  // namespace
 
 CUresult overrides::cuModuleLoad(CUmodule* module, const char* path) {
-    return note_load(driver.cuModuleLoad(module, path), module,
-                     [&] { return modules::hash_file(path); });
+    return note_file(driver.cuModuleLoad(module, path), module, path);
 }
 CUresult overrides::cuModuleLoadData(CUmodule* module, const void* image) {
-    return note_load(driver.cuModuleLoadData(module, image), module,
-                     [&] { return modules::hash_image(image); });
+    return note_image(driver.cuModuleLoadData(module, image), module, image);
 }
 CUresult overrides::cuModuleLoadDataEx(CUmodule* module, const void* image, unsigned count,
                                        CUjit_option* options, void** values) {
-    return note_load(driver.cuModuleLoadDataEx(module, image, count, options, values), module,
-                     [&] { return modules::hash_image(image); });
+    return note_image(driver.cuModuleLoadDataEx(module, image, count, options, values), module,
+                      image);
 }
 CUresult overrides::cuModuleLoadFatBinary(CUmodule* module, const void* image) {
-    return note_load(driver.cuModuleLoadFatBinary(module, image), module,
-                     [&] { return modules::hash_image(image); });
+    return note_image(driver.cuModuleLoadFatBinary(module, image), module, image);
 }
 CUresult overrides::cuLibraryLoadData(CUlibrary* library, const void* code,
                                       CUjit_option* jit_options, void** jit_values,
                                       unsigned jit_count, CUlibraryOption* options, void** values,
                                       unsigned count) {
-    return note_load(driver.cuLibraryLoadData(library, code, jit_options, jit_values, jit_count,
-                                              options, values, count),
-                     library, [&] { return modules::hash_image(code); });
+    return note_image(driver.cuLibraryLoadData(library, code, jit_options, jit_values, jit_count,
+                                               options, values, count),
+                      library, code);
 }
 CUresult overrides::cuLibraryLoadFromFile(CUlibrary* library, const char* path,
                                           CUjit_option* jit_options, void** jit_values,
                                           unsigned jit_count, CUlibraryOption* options,
                                           void** values, unsigned count) {
-    return note_load(driver.cuLibraryLoadFromFile(library, path, jit_options, jit_values, jit_count,
+    return note_file(driver.cuLibraryLoadFromFile(library, path, jit_options, jit_values, jit_count,
                                                   options, values, count),
-                     library, [&] { return modules::hash_file(path); });
+                     library, path);
 }
 CUresult overrides::cuModuleUnload(CUmodule module) {
     return unload(module, driver.cuModuleUnload);

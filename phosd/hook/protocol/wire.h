@@ -42,6 +42,7 @@ enum class Type : uint16_t {
                     // threads are still in one: poll until 0; settled gate
     program,        // ProgramAsk -> ProgramState: safe points of the program, and the checkpoints
                     // that it asks for
+    images,         // Cursor (how many are known) -> ImageList: what modules were loaded from
 };
 
 // The status of a reply. A failed reply's payload is a text for the user, UTF-8.
@@ -163,6 +164,29 @@ struct Kernel {
 };
 static_assert(sizeof(Kernel) == 24);
 constexpr uint32_t kMaxName = 4096;
+
+// Where the bytes of a module's image are.
+enum class Held : uint32_t {
+    not_kept = 0,   // nowhere: the program may have freed them
+    in_object = 1,  // at `address`, in an object that the dynamic linker has loaded
+    in_copy = 2,    // at `address`, in a copy of the hook's
+    in_file = 3,    // in the file
+};
+
+// `more`: ask again, with the number of known images as Cursor. Followed by `count` times an Image
+// and the path of its file, if it has one, in the order in which they were loaded.
+struct ImageList {
+    uint32_t count;
+    uint32_t more;
+};
+struct Image {
+    uint64_t hash;  // as Kernel::module
+    uint64_t address;
+    uint64_t size;    // bytes
+    uint32_t held;    // Held
+    uint32_t length;  // of the path, bytes, at most kMaxName
+};
+static_assert(sizeof(Image) == 32);
 
 struct EmptyCache {
     uint32_t ask;  // 1: have the program's interpreter do it; 0: only return the state

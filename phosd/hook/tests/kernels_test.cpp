@@ -9,6 +9,7 @@
 
 #include "base/overrides.h"
 #include "check.h"
+#include "code/images.h"
 #include "code/modules.h"
 #include "write_sets/launches.h"
 
@@ -157,6 +158,34 @@ void an_image_is_known_again() {
     CHECK(hash_of_image(&wrapper) != plain);
     const unsigned char strange[16] = {0x80, 1, 2, 3};
     CHECK(hash_of_image(strange) == 0);
+}
+
+void images_are_kept_until_they_are_read() {
+    const size_t known = images::after(0).size();
+    static const char in_object[] = "an image in this very object";
+    std::string freed = "an image that the program frees";
+    const uint64_t hash = hash_of_image(in_object);
+    const uint64_t of_freed = hash_of_image(freed.c_str());
+    hash_of_image(in_object);  // known
+    const std::string content = freed;
+    freed.assign(freed.size(), 'x');
+    std::string large(9 << 20, 'y');
+    hash_of_image(large.c_str());
+    const std::vector<images::Image> found = images::after(known);
+    CHECK(found.size() == 3 && images::after(known + 3).empty() && images::after(~0ul).empty());
+    CHECK(found[0].hash == hash && found[0].held == wire::Held::in_object);
+    CHECK(found[0].address == reinterpret_cast<uint64_t>(in_object));
+    CHECK(found[1].hash == of_freed && found[1].held == wire::Held::in_copy);
+    CHECK(std::string(reinterpret_cast<const char*>(found[1].address), found[1].size) == content);
+    CHECK(found[2].held == wire::Held::not_kept && found[2].address == 0);
+    for (char letter = 'a'; letter <= 'z'; ++letter) {
+        large.assign(7 << 20, letter);
+        hash_of_image(large.c_str());
+    }
+    uint64_t copied = 0;
+    for (const images::Image& image : images::after(0))
+        if (image.held == wire::Held::in_copy) copied += image.size;
+    CHECK(copied > 32 << 20 && copied <= 64 << 20);
 }
 
 void a_function_is_what_the_driver_says() {
@@ -312,6 +341,7 @@ void readers_take_no_lock() {
 int main() {
     phos::make_driver();
     phos::an_image_is_known_again();
+    phos::images_are_kept_until_they_are_read();
     phos::a_function_is_what_the_driver_says();
     phos::the_table_is_looked_up_by_name_and_module();
     phos::launches_are_counted_in_order();

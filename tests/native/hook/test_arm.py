@@ -5,11 +5,13 @@ import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from phosd.engine.chunk_map.chunk_map import ChunkMap, ChunkState, Event, Phase
+from phosd.engine.hook_client.code_images import MAX_BYTES, Held, read_image
 from phosd.engine.hook_client.link import HookLink
 from phosd.errors import Busy, Internal
 from tests.native.hook.live import Live, linked, live
@@ -165,6 +167,13 @@ def test_kernels_are_listed_with_their_launches(tmp_path: Path) -> None:
             (kernel,) = program.link.kernels()
             assert (kernel.name, kernel.launches, kernel.suspect) == ("store", 3, False)
             program.link.forget()
+        (image,) = program.link.images()
+        assert (image.hash, image.held) == (kernel.module, Held.IN_COPY)
+        data = read_image(program.process.pid, image)
+        assert data is not None and b".entry store" in data
+        assert read_image(program.process.pid, replace(image, address=image.address + 8)) is None
+        assert read_image(program.process.pid, replace(image, address=4096)) is None
+        assert read_image(program.process.pid, replace(image, size=MAX_BYTES + 1)) is None
 
 
 @pytest.mark.parametrize("size", [0, 1, 4096, 1 << 20])

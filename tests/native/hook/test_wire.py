@@ -38,6 +38,8 @@ def test_layouts_are_those_of_the_header(tmp_path: Path) -> None:
         "Arm": (wire.ARM, ("slabs", "reserved")),
         "KernelList": (wire.KERNEL_LIST, ("count", "more")),
         "Kernel": (wire.KERNEL, ("module", "launches", "flags", "length")),
+        "ImageList": (wire.IMAGE_LIST, ("count", "more")),
+        "Image": (wire.IMAGE, ("hash", "address", "size", "held", "length")),
         "EmptyCache": (wire.EMPTY_CACHE, ("ask", "reserved")),
         "ReleaseState": (wire.RELEASE_STATE, ("release", "reserved", "reason")),
         "ProgramAsk": (

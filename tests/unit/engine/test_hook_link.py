@@ -11,8 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from phosd.engine.hook_client import received, wire
+from phosd.engine.hook_client.code_images import Held
 from phosd.engine.hook_client.link import HookLink, HookState
-from phosd.engine.hook_client.wire import BlockFlag, Status, Type
+from phosd.engine.hook_client.wire import IMAGE, IMAGE_LIST, BlockFlag, Status, Type
 from phosd.errors import (
     Busy,
     Internal,
@@ -322,6 +323,43 @@ def test_kernel_lists_that_cannot_be(runtime: Path, body: bytes, what: str) -> N
     with fake_hook(runtime, lambda _: Answer(body)), HookLink(os.getpid(), runtime) as link:
         with pytest.raises(Internal, match=what):
             link.kernels()
+        assert not link.connected
+
+
+def code_images(*of: tuple[str, int], more: int = 0) -> bytes:
+    rows = (IMAGE.pack(7, 4096, 50, held, len(path)) + path.encode() for path, held in of)
+    return IMAGE_LIST.pack(len(of), more) + b"".join(rows)
+
+
+def test_images_come_in_parts(runtime: Path) -> None:
+    parts = {0: code_images(("", 1), ("/a.cubin", 3), more=1), 2: code_images(("", 0))}
+    with (
+        fake_hook(runtime, lambda r: Answer(parts[struct.unpack("<Q", r.payload)[0]])),
+        HookLink(os.getpid(), runtime) as link,
+    ):
+        found = link.images()
+    assert [(image.path, image.held) for image in found] == [
+        ("", Held.IN_OBJECT),
+        ("/a.cubin", Held.IN_FILE),
+        ("", Held.NOT_KEPT),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("body", "what"),
+    [
+        (code_images(("a", 3))[:-1], "a path of 1 bytes"),
+        (code_images(("a", 3)) + b"x", "for 1 images"),
+        (code_images(("a" * 4097, 3)), "4097 bytes"),
+        (code_images(("a", 4)), "held in 4"),
+        (code_images(("a", 3))[:12], "instead of 32"),
+        (code_images(*[("", 1)] * 2000, more=1), "more than"),
+    ],
+)
+def test_image_lists_that_cannot_be(runtime: Path, body: bytes, what: str) -> None:
+    with fake_hook(runtime, lambda _: Answer(body)), HookLink(os.getpid(), runtime) as link:
+        with pytest.raises(Internal, match=what):
+            link.images()
         assert not link.connected
 
 
