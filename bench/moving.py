@@ -135,6 +135,7 @@ def case(arguments: argparse.Namespace, folder: Path) -> dict[str, object]:
     hooked = arguments.mode != "driver"
     with ExitStack() as stack:
         node = stack.enter_context(Node(config))
+        node.movers.keep_standbys(gpu.ordinal for gpu in list_gpus())  # as the service does
 
         def begin(name: str) -> Training:
             log = folder / name

@@ -21,6 +21,7 @@ from pathlib import Path
 from bench.checkpoint import gone, wait_until
 from bench.series import phases, start
 from phosd.engine.job.progress import Progress
+from phosd.engine.node.gpus import list_gpus
 from phosd.engine.node.node import Node, NodeConfig
 from phosd.engine.operations.checkpoint import CheckpointOptions, checkpoint
 from phosd.engine.operations.restore import RestoreOptions, restore
@@ -52,6 +53,7 @@ def main() -> None:
             folder / "state", folder / "run", memory_tier=size(arguments.memory_tier)
         )
         with Node(config) as node:
+            node.movers.keep_standbys(gpu.ordinal for gpu in list_gpus())  # as the service does
             log = folder / "log"
             training = start(log, folder / "run", *arguments.program, hooked=True)
             await_lines(log, _LINES)
