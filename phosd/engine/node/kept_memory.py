@@ -58,8 +58,18 @@ class KeptMemory:
 
     def let_go(self, group: CheckpointGroup) -> None:
         """Release the memory of these processes."""
-        if memory := self._take_kept(group):
-            memory.close()
+        with self.letting_go(group):
+            pass
+
+    @contextlib.contextmanager
+    def letting_go(self, group: CheckpointGroup) -> Iterator[None]:
+        """Release the memory of these processes at the end of the context. Inside, it keeps no
+        mover from leaving, with which its blocks go faster.
+        """
+        with Undo() as undo:
+            if memory := self._take_kept(group):
+                undo.add(memory.close)
+            yield
 
     def _keep(self, processes: frozenset[ProcessId], memory: DeviceMemory) -> None:
         if not memory.watchers.complete:

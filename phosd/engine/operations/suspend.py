@@ -134,13 +134,12 @@ def suspend(node: Node, pid: int, options: SuspendOptions, progress: Progress) -
             undo.forget()
         progress.phase("release", stopped=True)
         try:
-            with Undo() as last_first:
+            # Blocks kept beyond this would be mistaken for blocks that the program makes later.
+            with node.kept_memory.letting_go(group), Undo() as last_first:
                 if options.leave:
                     last_first.add(node.movers.leave, needs, group.pids)
                 for mover in movers:
                     last_first.add(if_alive, mover, partial(mover.unguard, group.process_ids))
-                # Blocks kept beyond this would be mistaken for blocks that the program makes later.
-                last_first.add(node.kept_memory.let_go, group)
                 last_first.add(reservation.release)
                 point(Point.SUSPEND_RELEASE)
         except (PhosError, OSError) as error:  # the program is suspended nevertheless
