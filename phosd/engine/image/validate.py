@@ -95,14 +95,20 @@ def check_manifest(manifest: Manifest, image_id: str) -> None:
 def _check_chunks(block: Block, name: str, demand: Callable[[bool, str], None]) -> None:
     demand(len(block.chunks) == -(-block.size // CHUNK), f"has not all chunks of {name}")
     left = block.size
-    for chunk in block.chunks:
-        demand(chunk.length == min(CHUNK, left), f"has a chunk of {chunk.length} bytes in {name}")
-        demand(_DIGEST.fullmatch(chunk.digest) is not None, f"has a chunk of {name} undigested")
-        demand(chunk.pack >= 0, f"has a chunk of {name} in no pack")
-        demand(
-            chunk.offset >= 0
-            and chunk.offset % PAGE == 0
-            and chunk.offset + record_size(chunk.length) <= CAPACITY,
-            f"has a chunk of {name} at {chunk.offset} of its pack",
-        )
-        left -= chunk.length
+    for chunk in block.chunks:  # tens of thousands: what is wrong with one is put in words if it is
+        if chunk.length != min(CHUNK, left):
+            wrong = f"has a chunk of {chunk.length} bytes in {name}"
+        elif not _DIGEST.fullmatch(chunk.digest):
+            wrong = f"has a chunk of {name} undigested"
+        elif chunk.pack < 0:
+            wrong = f"has a chunk of {name} in no pack"
+        elif (
+            chunk.offset < 0
+            or chunk.offset % PAGE
+            or chunk.offset + record_size(chunk.length) > CAPACITY
+        ):
+            wrong = f"has a chunk of {name} at {chunk.offset} of its pack"
+        else:
+            left -= chunk.length
+            continue
+        demand(False, wrong)
