@@ -6,8 +6,9 @@ process. :mod:`phosd.engine.operations.resume` undoes this.
 
 import logging
 import time
-from collections.abc import Collection, Iterable
-from contextlib import ExitStack
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -15,15 +16,15 @@ from typing import TYPE_CHECKING, Literal
 
 from phosd.engine.faults import Point, point
 from phosd.engine.hook_client.gate import DEADLINE, Deadline, close_gates
-from phosd.engine.image.manifest import Block, Manifest, Tree
+from phosd.engine.image.manifest import Block, ChunkRef, Manifest, Tree
 from phosd.engine.image.quota import require_suspendable
 from phosd.engine.image.store import Store
 from phosd.engine.image.usage import pack_bytes
 from phosd.engine.image.writer import ImageWriter
-from phosd.engine.job.progress import Progress
+from phosd.engine.job.progress import Beside, Progress
 from phosd.engine.job.rollback import Undo
 from phosd.engine.memory.dump import MemoryDump
-from phosd.engine.memory.exported import distinct, if_alive
+from phosd.engine.memory.exported import ExportedBlock, distinct, if_alive
 from phosd.engine.memory.parking import own_again, park
 from phosd.engine.memory.reservation import Reservation, require_room
 from phosd.engine.mover.client.mover import Mover
@@ -160,11 +161,13 @@ class _Suspension:
     keepers: tuple[Mover, ...]
     """Movers of the GPUs that the group uses."""
 
-    def stop(self, movers: Iterable[Mover], limit: float | None) -> Reservation:
+    def stop(
+        self, movers: Iterable[Mover], limit: float | None, bytes_total: int = 0
+    ) -> Reservation:
         """Have the driver checkpoint the processes. The keepers, and ``movers``, which have blocks
-        of the group, reserve the freed memory.
+        of the group, reserve the freed memory. ``bytes_total`` are being saved meanwhile.
         """
-        self.progress.phase("control", stopped=True)
+        self.progress.phase("control", stopped=True, bytes_total=bytes_total)
         point(Point.SUSPEND_CONTROL)
         reservation = self._reservation(movers, limit)
         driver_checkpoint.stop(self.group.gpu_pids, reservation, self.undo)
@@ -198,26 +201,44 @@ class _Suspension:
 
 
 def _parked(suspension: _Suspension, dump: MemoryDump) -> tuple[Reservation, tuple[Block, ...]]:
-    """Save and park the memory of the stopped program, then have the driver save the rest."""
+    """Park the memory of the stopped program; save it, and have the driver save the rest beside."""
     group, progress, memory = suspension.group, suspension.progress, dump.memory
+    deadline = suspension.options.deadline
     memory.take(group.links)
     with suspension.node.movers.turn_to_copy({mover.gpu for mover in memory.movers()}, progress):
         progress.phase("quiesce", stopped=True)
         point(Point.SUSPEND_QUIESCE)
-        close_gates(group.links, progress, suspension.options.deadline, suspension.undo)
+        close_gates(group.links, progress, deadline, suspension.undo)
         memory.take_all(group.links)
         group.require_complete(memory.shared())
         exported = memory.all()
-        progress.phase(
-            "save", stopped=True, bytes_total=sum(h.block.size for h in distinct(exported))
-        )
-        point(Point.SUSPEND_SAVE)
-        chunks = dump.save(memory.adopted.digest(exported), progress)
-    progress.phase("park", stopped=True)
-    point(Point.SUSPEND_PARK)
-    park(group.links, memory, suspension.undo)
-    reservation = suspension.stop(memory.movers(), suspension.options.deadline)
+        progress.phase("park", stopped=True)
+        point(Point.SUSPEND_PARK)
+        park(group.links, memory, suspension.undo)
+        size = sum(h.block.size for h in distinct(exported))
+        with _saved_beside(dump, exported, progress) as saving:
+            reservation = suspension.stop(memory.movers(), deadline, size)
+            left = size - progress.phases[-1].bytes_done
+            progress.phase("save", stopped=True, bytes_total=left)
+            point(Point.SUSPEND_SAVE)
+            chunks = saving.result()
     return reservation, block_records(group.trees, exported, chunks)
+
+
+@contextmanager
+def _saved_beside(
+    dump: MemoryDump, exported: Sequence[ExportedBlock], progress: Progress
+) -> Iterator[Future[dict[int, tuple[ChunkRef, ...]]]]:
+    """Hash and save the parked memory on another thread, which has ended after the context: an
+    error that ends that cancels it.
+    """
+    part = Beside(progress)
+    with ThreadPoolExecutor(1) as beside:
+        try:
+            yield beside.submit(lambda: dump.save(dump.memory.adopted.digest(exported), part))
+        except BaseException:
+            part.cancel()
+            raise
 
 
 def _by_driver(suspension: _Suspension) -> Reservation:

@@ -35,7 +35,7 @@ def wake(node: Node, pid: int, progress: Progress) -> None:
 
 
 MIGRATE = ("precopy", "quiesce", "park", "control", "unpark", "release")
-SUSPEND = ("quiesce", "save", "park", "control", "publish", "release")
+SUSPEND = ("quiesce", "park", "control", "save", "publish", "release")
 RESUME = ("admission", "load", "control", "map", "release")
 PHASES: dict[Act, tuple[str, ...]] = {go: MIGRATE, sleep: SUSPEND, wake: RESUME}
 ALL = (*((go, p) for p in MIGRATE), *((sleep, p) for p in SUSPEND), *((wake, p) for p in RESUME))

@@ -4,12 +4,14 @@ import os
 import signal
 import subprocess
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from phosd.engine.job.progress import Progress
+from phosd.engine.memory.dump import MemoryDump
 from phosd.engine.mover.client.mover import Mover
 from phosd.engine.node import inspection
 from phosd.engine.node.gpus import list_gpus
@@ -31,6 +33,36 @@ from tests.node.checkpoint_restore.cycle import (
 )
 from tests.node.checkpoint_restore.test_trouble import at_phase
 from tests.support.gpu_memory import free, taken
+from tests.support.harness import wait_until
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_the_driver_has_it_before_its_memory_is_saved(
+    full: bool,
+    node: Node,
+    start: Starter,
+    undisturbed: Undisturbed,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where the memory cannot be saved, it comes back and runs on."""
+    target = start("single")
+    target.wait_for_steps(3)
+    write = MemoryDump.save
+
+    def later(dump: MemoryDump, digests: Any, progress: Progress) -> Any:
+        away = driver_checkpoint.State.CHECKPOINTED
+        wait_until(lambda: driver_checkpoint.state(target.pid) is away, "the driver's checkpoint")
+        if full:
+            raise OutOfSpace("the disk is full")
+        return write(dump, digests, progress)
+
+    monkeypatch.setattr(MemoryDump, "save", later)
+    with pytest.raises(OutOfSpace) if full else nullcontext():
+        suspend(node, target.pid, SuspendOptions(), Progress())
+    assert [each.pid for each in node.suspended.all()] == ([] if full else [target.pid])
+    if not full:
+        resume(node, target.pid, ResumeOptions(), Progress())
+    computes_right(target, undisturbed)
 
 
 @pytest.mark.parametrize("where", ["memory", "disk"])

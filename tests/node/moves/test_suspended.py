@@ -88,7 +88,7 @@ def test_the_next_engine_resumes_it(
 @pytest.mark.parametrize(
     ("points", "action"),
     [
-        (("quiesce", "save", "park", "control", "publish", "release"), "suspend"),
+        (("quiesce", "park", "control", "save", "publish", "release"), "suspend"),
         (("load", "control", "map", "open"), "resume"),
     ],
     ids=["suspend", "resume"],
