@@ -67,6 +67,7 @@ class Point(enum.StrEnum):
     GROUP_STOP_FORGET = "group-stop-forget"
     RESTORE_LOAD = "restore-load"
     RESTORE_CPU = "restore-cpu"
+    RESTORE_PAGES = "restore-pages"
     RESTORE_CONTROL = "restore-control"
     RESTORE_MAP = "restore-map"
     RESTORE_VERIFY = "restore-verify"

@@ -1,7 +1,7 @@
-"""Give a restore CRIU's files with other names in ``files.img``; the image's stay as they are.
+"""Give a restore CRIU's files with changes in some of them; the image's stay as they are.
 
-All but ``files.img`` are links to the image's, which are hashed while CRIU works. That one is
-compared with its digest before it is changed: what is made of it has none.
+The others are links to the image's, which are hashed while CRIU works. A file is compared with its
+digest before it is changed: what is made of it has none.
 """
 
 import contextlib
@@ -30,11 +30,31 @@ def private_copy(tree: SavedTree, change: Change) -> Iterator[SavedTree]:
 
     Raises :class:`ImageCorrupt` if that is not the recorded file.
     """
+    with contextlib.ExitStack() as stack:
+        try:
+            copy = stack.enter_context(linked_copy(tree))
+        except OSError as error:
+            raise Internal(
+                f"links to CRIU's files cannot be made in {tree.folder.parent}: {error.strerror}",
+                hint="clones and rehearsals need images on a file system that has hard links, "
+                "and room",
+            ) from error
+        require_as_saved(copy, FILES)
+        rewrite(copy.folder / FILES, change)
+        yield copy
+
+
+@contextlib.contextmanager
+def linked_copy(tree: SavedTree) -> Iterator[SavedTree]:
+    """Yield the tree with a folder of its own, beside the image's, of links to CRIU's files.
+
+    Raises :class:`OSError` where there are no hard links, or no room.
+    """
     folder = Path(tempfile.mkdtemp(prefix=_FOLDER, dir=tree.folder.parent))
     try:
-        _link(tree, folder)
-        _require_as_saved(tree, folder / FILES)
-        rewrite(folder / FILES, change)
+        for file in tree.record.files:
+            (folder / file.path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            os.link(tree.folder / file.path, folder / file.path, follow_symlinks=False)
         yield replace(tree, folder=folder)
     finally:
         remove_trees([folder])
@@ -55,26 +75,15 @@ def changed(field: Field, change: Change) -> Field:
     return Field.of(field.number, message(change([*fields(field.value)])))
 
 
-def _link(tree: SavedTree, folder: Path) -> None:
-    try:
-        for file in tree.record.files:
-            (folder / file.path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            os.link(tree.folder / file.path, folder / file.path, follow_symlinks=False)
-    except OSError as error:
-        raise Internal(
-            f"links to CRIU's files cannot be made in {tree.folder.parent}: {error.strerror}",
-            hint="clones and rehearsals need images on a file system that has hard links, and room",
-        ) from error
-
-
-def _require_as_saved(tree: SavedTree, path: Path) -> None:
-    descriptor = open_private(path, os.O_RDONLY)
+def require_as_saved(tree: SavedTree, name: str) -> None:
+    """Raise :class:`ImageCorrupt` if the file of CRIU's with this name is not the recorded one."""
+    descriptor = open_private(tree.folder / name, os.O_RDONLY)
     try:
         found = file_digest(descriptor)
     finally:
         os.close(descriptor)
-    if found not in {file.sha256 for file in tree.record.files if file.path == FILES}:
+    if found not in {file.sha256 for file in tree.record.files if file.path == name}:
         raise ImageCorrupt(
-            f"{tree.folder / FILES} is not what was saved",
+            f"{tree.folder / name} is not what was saved",
             hint="restore another image; this one is damaged",
         )

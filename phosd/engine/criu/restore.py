@@ -28,6 +28,7 @@ from phosd.engine.criu.reconnection import Reconnected
 from phosd.engine.criu.rehearsal import Rehearsal
 from phosd.engine.criu.rights import Rights
 from phosd.engine.criu.saved_tree import SavedTree
+from phosd.engine.criu.spared_pages import PagesPutBack, SparedPages, spared_pages
 from phosd.engine.criu.tree_files import TreeFiles
 from phosd.engine.image.manifest import Process
 from phosd.engine.job.cancellation import Cancellation
@@ -228,12 +229,14 @@ def restore_tree(
         else:
             require_free(tree.processes)
         files = files or TreeFiles(tree, options.files, options.clone)
-        if options.clone is not None:
-            tree = stack.enter_context(options.clone.private_copy())
+        clone = options.clone
+        if clone is not None:
+            tree = stack.enter_context(clone.private_copy())
+        tree, spared = stack.enter_context(spared_pages(tree, private=clone is not None))
         files.prepare()
         made = MadeProcesses(tree, namespace)
         try:
-            _run(criu, tree, options, cancellation, made, driver, namespace, complete)
+            _run(criu, tree, options, cancellation, made, driver, namespace, complete, spared)
         except BaseException:
             made.end()
             files.undo()
@@ -266,7 +269,8 @@ def rehearse_tree(
     options = TreeRestoreOptions(image=image, rehearsed=True)
     with (
         NamespaceMaker(_runtime_dir(criu), image=image, ids=tree.ids, apart=True) as maker,
-        rehearsal.private_copy() as copy,
+        rehearsal.private_copy() as changed,
+        spared_pages(changed, private=True) as (copy, spared),
     ):
         made = MadeProcesses(copy, maker)
         wanted = {process.pid for process in copy.processes}
@@ -282,7 +286,7 @@ def rehearse_tree(
             raise _AllMadeError
 
         try:
-            _run(criu, copy, options, cancellation, made, None, maker, require_made)
+            _run(criu, copy, options, cancellation, made, None, maker, require_made, spared)
         except _AllMadeError:
             return
         finally:
@@ -352,6 +356,7 @@ def _run(
     driver: HeldRestore | None,
     namespace: NamespaceMaker | None,
     complete: Callable[[], bool],
+    spared: Sequence[SparedPages],
 ) -> None:
     details, owner, folder = tree.details, tree.user, tree.folder
     rights = _rights(tree)
@@ -392,7 +397,10 @@ def _run(
         MissingDevices(details.devices, owner) as missing,
         _readable(folder, owner),
         working_folder(folder, owner) as work,
-        ActionScript(work, owner.uid, held, RESTORED, complete) as script,
+        PagesPutBack(spared, made, owner, rights.to_restore) as pages,
+        ActionScript(
+            work, owner.uid, held, RESTORED, lambda: pages.complete() and complete()
+        ) as script,
         driver_turn(driver, options.deadline, require_same_rights, made) as turn,
         none_left(made) as inherited_by_all,
     ):

@@ -213,7 +213,15 @@ def credentials(thread: int) -> Credentials:
 
     Raises :class:`ProcessLookupError` or :class:`FileNotFoundError` if the thread has ended.
     """
-    fields = _fields(PROC / str(thread) / "status")
+    return credentials_in(PROC / str(thread))
+
+
+def credentials_in(folder: Path) -> Credentials:
+    """Read the credentials of the thread with this folder in ``/proc``, which may be a link to it.
+
+    Raises what :func:`credentials` raises.
+    """
+    fields = _fields(folder / "status")
 
     return Credentials(
         uids=_numbers(fields, "Uid"),

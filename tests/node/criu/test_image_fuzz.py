@@ -14,9 +14,12 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from phosd.engine.criu import pagemap, spared_pages
 from phosd.engine.criu import restore as criu_restore
+from phosd.engine.criu.dump import digests
 from phosd.engine.criu.program import Owner
 from phosd.engine.criu.restore import TreeRestoreOptions
 from phosd.engine.criu.rights import Rights
@@ -135,7 +138,9 @@ def may_open(file: os.stat_result, name: str, wanted: int = os.R_OK) -> None:
 
 
 @pytest.mark.parametrize("number", ROUNDS)
-def test_changed_images(number: int, life: Life, of_others: list[Path]) -> None:
+def test_changed_images(
+    number: int, life: Life, of_others: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     chance = random.Random(number)
     whole = life.private / "whole"
     shutil.copytree(life.images, whole)
@@ -162,13 +167,20 @@ def test_changed_images(number: int, life: Life, of_others: list[Path]) -> None:
             if image.leaves:
                 done.append(f"{name}: {mutate(image, chance, texts)}")
                 image.write(life.images / name)
+        assert life.record is not None
+        life.record = msgspec.structs.replace(life.record, files=digests(life.images))
+        # Every other time threads put back what of its little memory they can.
+        spares = chance.random() < 0.5
+        monkeypatch.setattr(spared_pages, "_LEAST", 1 if spares else 1 << 60)
+        monkeypatch.setattr(spared_pages, "_MOST_KEPT", 0)
+        monkeypatch.setattr(pagemap, "LEAST_RUN", 1)
         began = time.monotonic()
         with contextlib.suppress(PhosError):
             criu_restore.restore_tree(
                 life.criu, life.saved_tree, TreeRestoreOptions(deadline=DEADLINE)
             ).settle()
         took = time.monotonic() - began
-        print(f"{took:.2f} s, {len(theirs())} processes; {'; '.join(done)[:300]}")
+        print(f"{took:.2f} s, {spares=}, {len(theirs())} processes; {'; '.join(done)[:300]}")
         require_no_more(life)
         assert took < MOST
         end_all()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from phosd.engine import faults
 from phosd.engine.criu.image_file import Field, rewrite
 from phosd.engine.criu.private_copy import changed
 from phosd.engine.criu.rehearsal import Rehearsal
@@ -80,6 +81,25 @@ def test_what_the_original_has_is_as_it_was(beside: Life, scratch: Path) -> None
     assert os.read(pipe, 100) == b"in the pipe"
     os.close(pipe)
     nothing_stays(beside)
+
+
+@pytest.mark.parametrize("fault", [None, "restore-pages"])
+def test_large_memory_is_put_back_too(
+    beside: Life, scratch: Path, monkeypatch: pytest.MonkeyPatch, fault: str | None
+) -> None:
+    """By threads, as at a restore."""
+    beside.start("import os\nmemory = os.urandom(80 << 20)\n" + COUNTER)
+    beside.counts_on()
+    beside.dump()
+    if fault is None:
+        rehearse(beside, scratch)
+    else:
+        monkeypatch.setattr(faults, "_armed", faults.parse(fault))
+        monkeypatch.setattr(faults, "_visits", {})
+        with pytest.raises(Internal, match=fault):
+            rehearse(beside, scratch)
+    nothing_stays(beside)
+    beside.counts_on()
 
 
 def test_what_would_fail_is_named(beside: Life, scratch: Path) -> None:

@@ -12,8 +12,13 @@ from tests.support.rotation import plays
 from tests.system.faults.daemon_under_fault import DIED, Plant, partial
 
 HOOK = tuple(p for p in Point if p.startswith("hook-"))
+LARGE_MEMORY = (Point.RESTORE_PAGES,)
+"""Met by programs with more memory than those here (tests/node/criu/test_spared_pages.py)."""
 RESTORE = tuple(
-    p for p in Point if p.startswith("restore-") or p in (Point.MOVER_READ, Point.MOVER_COPY_IN)
+    p
+    for p in Point
+    if p not in LARGE_MEMORY
+    and (p.startswith("restore-") or p in (Point.MOVER_READ, Point.MOVER_COPY_IN))
 )
 REHEARSE = tuple(p for p in Point if p.startswith("rehearse-"))
 """Met by rehearsals (test_namespaces.py)."""
@@ -29,7 +34,7 @@ STANDING = tuple(p for p in Point if p.startswith("standing-"))
 """Met by programs that do not run on (tests/node/checkpoint_restore/test_standing.py)."""
 SAFE_POINT = (Point.SAFE_POINT,)
 """Met by programs that have safe points."""
-_SPECIAL = (*GROUP_STOP, *STANDING, *SAFE_POINT)
+_SPECIAL = (*GROUP_STOP, *STANDING, *SAFE_POINT, *LARGE_MEMORY)
 _OF_IMAGES = (*WRITE_BACK, *REHEARSE, *DELETE, *TRANSFER)
 OTHERS = (*_OF_IMAGES, *HOOK, *RESTORE, *MIGRATE, *SUSPEND, *RESUME, *_SPECIAL)
 CHECKPOINT = tuple(p for p in Point if p not in OTHERS)

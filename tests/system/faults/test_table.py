@@ -10,6 +10,7 @@ from tests.system.faults.case import (
     FAILING,
     GROUP_STOP,
     HOOK,
+    LARGE_MEMORY,
     MIGRATE,
     REHEARSE,
     RESTORE,
@@ -23,7 +24,7 @@ from tests.system.faults.case import (
 
 
 def test_every_point_is_met_by_one_kind_of_job() -> None:
-    moving = (*MIGRATE, *SUSPEND, *RESUME, *GROUP_STOP, *STANDING, *SAFE_POINT)
+    moving = (*MIGRATE, *SUSPEND, *RESUME, *GROUP_STOP, *STANDING, *SAFE_POINT, *LARGE_MEMORY)
     images = (*DELETE, *WRITE_BACK, *TRANSFER, *REHEARSE)
     met = Counter([*CHECKPOINT, *RESTORE, *moving, *images, *HOOK])
     assert met == Counter(Point)
