@@ -35,6 +35,8 @@ class MadeProcesses:
         self._wanted = {process.pid: process for process in tree.processes}
         self._ids = tree.ids
         self._user, self._since = tree.user.uid, now()
+        self._seen: set[int] = set()
+        """Those that have been there."""
         self._ended_at: float | None = None
         self._next_look = 0.0
         self._namespace = namespace
@@ -78,14 +80,7 @@ class MadeProcesses:
             if time.monotonic() < self._next_look:
                 return
             self._next_look = time.monotonic() + _BETWEEN_LOOKS
-        there = self.ids()
-        ended = any(
-            (found := procfs.stat(there[pid])) is not None
-            and found.dead
-            and found.start_time >= self._since
-            for pid in living & self._wanted.keys() & there.keys()
-        )
-        if not ended:
+        if self._seen <= self.look(living):
             self._ended_at = None
             return
         self._ended_at = self._ended_at or time.monotonic()
@@ -94,6 +89,18 @@ class MadeProcesses:
                 "the program ended while it was restored",
                 hint="somebody with its user's rights has ended it; try again",
             )
+
+    def look(self, living: Set[int]) -> Set[int]:
+        """Return which of the ``living`` are alive, and remember which are there: CRIU collects
+        some that end, of which nothing is left.
+        """
+        there = self.ids()
+        found = {
+            pid: procfs.stat(there[pid]) for pid in living & self._wanted.keys() & there.keys()
+        }
+        made = {pid: each for pid, each in found.items() if each and each.start_time >= self._since}
+        self._seen |= made.keys()
+        return {pid for pid, each in made.items() if not each.dead}
 
     def end(self) -> None:
         """Kill them and what CRIU has left, and wait until they have ended."""

@@ -385,6 +385,15 @@ def _run(
         if not options.rehearsed:
             complete()
 
+    looked = False
+
+    def all_made() -> bool:
+        nonlocal looked
+        if not looked:
+            made.look(rights.of.keys())
+            looked = True
+        return pages.complete() and complete()
+
     words = ["--restore-detached", "--file-locks", "--manage-cgroups=ignore", "--link-remap"]
     words.append("--tcp-close")
     if not options.rehearsed:
@@ -398,9 +407,7 @@ def _run(
         _readable(folder, owner),
         working_folder(folder, owner) as work,
         PagesPutBack(spared, made, owner, rights.to_restore) as pages,
-        ActionScript(
-            work, owner.uid, held, RESTORED, lambda: pages.complete() and complete()
-        ) as script,
+        ActionScript(work, owner.uid, held, RESTORED, all_made) as script,
         driver_turn(driver, options.deadline, require_same_rights, made) as turn,
         none_left(made) as inherited_by_all,
     ):

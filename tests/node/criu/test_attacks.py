@@ -21,6 +21,7 @@ from phosd.engine.criu import restore as criu_restore
 from phosd.engine.criu.dump import DumpOptions
 from phosd.engine.criu.made_processes import ENDED_SECONDS
 from phosd.engine.criu.program import Criu
+from phosd.engine.criu.restore import TreeRestoreOptions
 from phosd.engine.program.tree import scan
 from phosd.engine.system import privileges, procfs
 from phosd.engine.system.privileges import Capability
@@ -269,6 +270,27 @@ def taken_over(life: Life, page: Path, *arguments: str) -> int:
             writer.kill()
     low, high = (functools.reduce(operator.or_, sets) for sets in (words[:3], words[3:]))
     return low | high << 32
+
+
+def test_criu_does_not_wait_for_what_it_has_collected(lives: Callable[[int], Life]) -> None:
+    """A task is killed while CRIU holds all, and CRIU goes on: it then waits for its threads."""
+    life = lives(USER)
+    life.start(COUNTER)
+    life.counts_on()
+    life.dump()
+    life.kill()
+    life.admit()
+
+    def killed() -> bool:
+        found = procfs.stat(life.pid)
+        if found is not None and found.name != "criu":
+            os.kill(life.pid, signal.SIGKILL)
+        return True
+
+    began = time.monotonic()
+    with pytest.raises(Internal, match=r"ended|criu restore failed"):
+        criu_restore.restore_tree(life.criu, life.saved_tree, TreeRestoreOptions(), complete=killed)
+    assert time.monotonic() - began < ENDED_SECONDS + 10, "CRIU waited for what has ended"
 
 
 SHADOWING = (
