@@ -34,6 +34,8 @@ from phosd.engine.operations.suspend import SuspendOptions, suspend
 from phosd.engine.operations.swap import SwapOptions, swap
 from phosd.service.config import size
 
+_REST = 1.0
+"""Seconds before a resume: what stands by for the next mover is started after the suspension."""
 _SETTLE = 10
 """Iterations before the first operation."""
 
@@ -103,6 +105,7 @@ def suspensions(node: Node, training: Training, arguments: argparse.Namespace) -
     for _ in range(arguments.count):
         options = SuspendOptions(arguments.where)
         off = timed(partial(suspend, node, pid, options))
+        time.sleep(_REST)
         between = used(pid)
         on = timed(partial(resume, node, pid, ResumeOptions()))
         training.wait_for(arguments.between)
