@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 
 from phosd.engine.chunk_map import chunk_map
@@ -169,10 +170,17 @@ class MoverDaemon:
     def _made_ready(self, key: DigestKey) -> tuple[Gpu, Ring, GuardedMemory]:
         """Return the GPU, its ring and its guarded memory, made once, with the engine's key."""
         if self._ready is None:
+            times = [time.monotonic()]
             with ThreadPoolExecutor(1) as beside:
                 memory = beside.submit(RingMemory, self._ring_bytes)
+                cuda.driver()
+                times.append(time.monotonic())
                 gpu = Gpu(self._ordinal, key)
+                times.append(time.monotonic())
                 self._ready = gpu, Ring(memory.result()), GuardedMemory(gpu)
+            times.append(time.monotonic())
+            each = [end - begin for begin, end in pairwise(times)]
+            _log.info("ready in %.2f s: driver %.2f, context %.2f, ring %.2f", sum(each), *each)
         self._ready[0].use(key)
         return self._ready
 
