@@ -50,11 +50,9 @@ class Movers:
         claims.when_idle = self._fill
 
     def close(self) -> None:
-        """End all movers, and what stands by."""
+        """End all movers, and what stands by. A later use starts movers again."""
         with self._lock:
             self._with_standby = frozenset()
-        self._starting.shutdown()
-        with self._lock:
             while self._standbys:
                 if standby := _result(self._standbys.popitem()[1]):
                     standby.end()

@@ -150,6 +150,7 @@ def test_what_stands_by_becomes_the_mover_and_is_replaced_after_the_job(
     table.close()
     assert [each.ended for each in standbys if each is not taken] == [1, 1]
     assert taken.ended == 0
+    assert table.mover(0).alive, "a node may be used again"
 
 
 def test_one_that_has_ended_is_not_taken(
