@@ -44,7 +44,9 @@ from phosd.errors import ImageCorrupt, Internal
 _LEAST = 64 << 20
 """Bytes in large runs of a process for which a private copy of CRIU's files pays."""
 _MOST_KEPT = 3
-"""The rest, which is copied, is at most one of this many parts of them."""
+"""The rest, which is copied, is at most one of this many parts of them,"""
+_MOST_COPIED = 1 << 30
+"""and at most as many bytes, for which the host may have no room."""
 _LARGEST_LIST = 8 << 20
 """Bytes of a list of pages that is worth a look: a larger one has mostly short runs."""
 _NO_COPY = (errno.ENOSPC, errno.EDQUOT, errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK)
@@ -163,7 +165,8 @@ def _division(
     shared = [area for each in theirs if each.exists() for area in areas(each)]
     spared, kept = pagemap.divided(unshared(areas(mm), shared))
     byte_count = sum(run.length for run in spared)
-    few = byte_count < max(_LEAST, _MOST_KEPT * (pagemap.byte_count - byte_count))
+    rest = pagemap.byte_count - byte_count
+    few = byte_count < max(_LEAST, _MOST_KEPT * rest) or rest > _MOST_COPIED
     if few or not kept:  # CRIU looks at the first of a list before it asks if there is one
         return None
     pages = _pages(tree.folder, pagemap.pages)
@@ -258,11 +261,12 @@ class PagesPutBack:
             ) from error
         uid, gid = self._owner.uid, self._owner.gid
         allowed = sum(1 << each for each in self._capabilities)
-        plain = rights.uids == (uid,) * 4 and rights.gids == (gid,) * 4
-        more = not self._owner.is_root and rights.permitted & ~allowed
+        # Root's programs may change all others.
+        plain = rights.gids == (gid,) * 4 and not rights.permitted & ~allowed
         # The kernel gives the file to root if the memory is not its user's to change, as after a
         # setuid program: proc(5), PR_SET_DUMPABLE.
-        if not plain or more or owner != uid:
+        theirs = rights.uids == (uid,) * 4 and owner == uid
+        if not theirs or not (plain or self._owner.is_root):
             raise Internal(
                 f"process {pid} is not the one that criu restore has made: it has other rights",
                 hint="somebody with its user's rights has changed it; try again",

@@ -264,6 +264,45 @@ def test_a_process_that_is_killed_meanwhile(large: Life, monkeypatch: pytest.Mon
     assert in_order(large.counts_on(by=2))
 
 
+def test_memory_that_cannot_be_written_is_named(
+    large: Life, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when the machine's memory is full, or its user has unmapped it."""
+    begun = spared.PagesPutBack._pieces
+
+    def elsewhere(self: spared.PagesPutBack, ids: dict[int, int]) -> list[Piece]:
+        first, *rest = begun(self, ids)
+        return [*rest, first._replace(place=0x1000)]
+
+    monkeypatch.setattr(spared.PagesPutBack, "_pieces", elsewhere)
+    with pytest.raises(Internal, match=rf"memory of process {large.pid} .* 0x1000: Input/output"):
+        large.restore()
+    assert procfs.stat(large.pid) is None
+
+
+def test_what_is_written_before_it_is_checked_never_runs(
+    large: Life, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = spared.PagesPutBack.complete
+    before = large.values()
+    done = []
+
+    def noting(self: spared.PagesPutBack) -> bool:
+        done.append(written(self))
+        return done[-1]
+
+    def refused() -> bool:
+        if any(done):
+            raise ImageCorrupt("a file of CRIU's is not what was saved", hint="it is damaged")
+        return False
+
+    monkeypatch.setattr(spared.PagesPutBack, "complete", noting)
+    with pytest.raises(ImageCorrupt, match="not what was saved"):
+        restore_tree(large.criu, large.saved_tree, TreeRestoreOptions(), complete=refused)
+    assert procfs.stat(large.pid) is None
+    assert large.values() == before
+
+
 @pytest.mark.parametrize(
     ("step", "error"), [("linked_copy", errno.EPERM), ("_Division.apply", errno.ENOSPC)]
 )
