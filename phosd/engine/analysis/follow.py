@@ -1,0 +1,372 @@
+"""Follow a kernel's threads through its code, and note what memory each instruction accesses.
+
+One sweep follows every block once, in an order in which a block comes after all that lead to it,
+but for the edges back of loops. Where ways meet, a register holds a choice. At a loop's header it
+holds an atom that stands for all iterations, if the loop writes it: what that atom is, is read off
+the edges back afterwards (:class:`Carried`), and used when ranges are computed.
+
+A condition holds in a block if it does on all edges into it. That is kept for a loop's header from
+the edges that enter it: those conditions are about values that the loop does not change.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from phosd.engine.analysis.atoms import Atoms
+from phosd.engine.analysis.conditions import Condition, Facts, Opaque, implied, table
+from phosd.engine.analysis.control_flow import Block, Edge, Graph, Loop, Unknown, build
+from phosd.engine.analysis.cubin import Kernel
+from phosd.engine.analysis.disassembly import INSTRUCTION_BYTES, Instruction
+from phosd.engine.analysis.instructions import handler
+from phosd.engine.analysis.moves import select
+from phosd.engine.analysis.opcodes import ACCESSES, KNOWN, Use, results, size
+from phosd.engine.analysis.operands import (
+    Address,
+    NotUnderstood,
+    parse_all,
+    parse_guard,
+    parse_opcode,
+    registers_from,
+)
+from phosd.engine.analysis.step import NotModelled, State, Step, Values, held_condition
+from phosd.engine.analysis.subroutines import HARMLESS, Subroutines
+from phosd.engine.analysis.terms import (
+    MAX_DEPTH,
+    Atom,
+    Kind,
+    Range,
+    Term,
+    TooLarge,
+    difference,
+    modulo,
+    number,
+    total,
+)
+from phosd.engine.analysis.words import Word, Words
+
+_MOST_FACTS = 256
+"""Facts may be left out: without them a range is larger, not wrong."""
+_LOADED = {"U8": (0, 0xFF), "S8": (-0x80, 0x7F), "U16": (0, 0xFFFF), "S16": (-0x8000, 0x7FFF)}
+_LOADS = frozenset(("LD", "LDG", "LDL", "LDS", "LDSM", "ATOM", "ATOMG", "ATOMS"))
+
+
+@dataclass(frozen=True)
+class Access:
+    """An instruction's access to ``size`` bytes at ``address``; ``facts`` hold there."""
+
+    at: int
+    opcode: str
+    use: Use
+    address: Term
+    size: int
+    facts: Facts
+
+
+@dataclass
+class Carried:
+    """What a loop's atom is when the loop is entered, and at each edge back."""
+
+    initial: Term
+    again: list[Term] = field(default_factory=list)
+
+    def step(self, atom: Atom, loop: Loop, width: int) -> Term | None:
+        """Return what each iteration adds; None: it is not the same for all."""
+        held = Term({(atom,): 1})
+        steps = {modulo(difference(term, held), width) for term in self.again}
+        if len(steps) != 1:
+            return None
+        (step,) = steps
+        return step if not step.born & loop.changes() else None
+
+
+@dataclass
+class Followed:
+    """What was found in a kernel. ``carried`` is by the loops' atoms; ``again`` has what holds on
+    all edges back to a header.
+    """
+
+    atoms: Atoms
+    accesses: list[Access]
+    carried: dict[Any, Carried]
+    loops: dict[int, Loop]
+    again: dict[int, Facts]
+
+
+def follow(kernel: Kernel, code: Sequence[Instruction]) -> Followed:
+    """Follow a kernel. Raises :class:`Unknown`."""
+    try:
+        return _follow(kernel, code)
+    except NotUnderstood as error:
+        raise Unknown(str(error)) from error
+
+
+def _follow(kernel: Kernel, code: Sequence[Instruction]) -> Followed:
+    graph = build(code, kernel.subroutines.get(kernel.name, 0) // INSTRUCTION_BYTES)
+    atoms = Atoms()
+    words = Words(atoms)
+    values = Values(kernel, atoms, words)
+    known = -1
+    while known != len(words.paired):  # two registers of a loop may turn out to be one number
+        known = len(words.paired)
+        sweep = _Sweep(values, code, graph)
+        sweep.run()
+    return Followed(atoms, sweep.accesses, sweep.carried, graph.loops, sweep.again)
+
+
+class _Sweep:
+    def __init__(self, values: Values, code: Sequence[Instruction], graph: Graph) -> None:
+        self.values = values
+        self.code = code
+        self.graph = graph
+        self.subroutines = Subroutines(code, values.kernel)
+        self.accesses: list[Access] = []
+        self.carried: dict[Any, Carried] = {}
+        self.again: dict[int, Facts] = {}
+        self._pairs: dict[int, dict[str, str]] = {}
+        self._states: dict[tuple[int, int], State] = {}
+        self._facts: dict[tuple[int, int], Facts] = {}
+        self._written = {name: self._written_by(graph.blocks[name]) for name in graph.blocks}
+
+    def run(self) -> None:
+        for name in self.graph.order:
+            self.values.block = name
+            block = self.graph.blocks[name]
+            loop = self.graph.loops.get(name)
+            back = loop.back if loop else []
+            ahead = [edge for edge in block.into if edge not in back]
+            state, facts = self._meet(name, ahead)
+            if loop:
+                self._begin_loop(loop, state)
+            self._block(block, state, facts)
+        for loop in self.graph.loops.values():
+            self._end_loop(loop)
+
+    def _written_by(self, block: Block) -> set[str]:
+        found: set[str] = set()
+        for at in range(block.begin, block.end):
+            instruction = self.code[at]
+            name, modifiers = parse_opcode(instruction.opcode)
+            if name == "CALL":
+                found |= self.subroutines.at(at).written
+            else:
+                found.update(results(name, modifiers, parse_all(instruction.operands)))
+        return found
+
+    # Where ways meet.
+
+    def _meet(self, name: int, edges: Sequence[Edge]) -> tuple[State, Facts]:
+        if not edges:
+            return {}, frozenset()
+        keys = [(edge.source, place) for place, edge in self._places(edges)]
+        states = [self._states[key] for key in keys]
+        facts = frozenset.intersection(*(self._facts[key] for key in keys))
+        if len(states) == 1:
+            return dict(states[0]), facts
+        merged: State = {}
+        key = ("meet", name)
+        born = frozenset((name,))
+        for register in set().union(*states):
+            held = [one for state in states if (one := state.get(register)) is not None]
+            first = held[0]
+            if all(one is first or one == first for one in held):
+                merged[register] = first
+            elif register.startswith(("P", "UP")):
+                merged[register] = Opaque((name, register))
+            else:
+                # What was never written is not used: an alternative that it is one is none.
+                # Otherwise keys must choose alike: all registers have all alternatives.
+                words = tuple(state.get(register, first) for state in states)
+                merged[register] = self._chosen(key, words, born)
+        return merged, facts
+
+    def _chosen(self, key: tuple[Any, ...], words: tuple[Word, ...], born: frozenset[int]) -> Word:
+        try:
+            return self.values.words.choice(key, words, born)
+        except TooLarge:
+            return self.values.words.choice(key, tuple(map(self._shallow, words)), born)
+
+    def _shallow(self, word: Word) -> Word:
+        """Return a word in which others may be nested: one that may be anything for one in which
+        too much is.
+        """
+        return word if self.values.words.depth(word) < MAX_DEPTH // 2 else self.values.lost(32)
+
+    def _places(self, edges: Sequence[Edge]) -> list[tuple[int, Edge]]:
+        """Return the edges with their places among those out of their sources."""
+        return [(self.graph.blocks[edge.source].out.index(edge), edge) for edge in edges]
+
+    def _word(self, register: str, held: Word | None) -> Word:
+        if held is not None:
+            return held
+        return self.values.uninitialised(register)
+
+    # Loops.
+
+    def _begin_loop(self, loop: Loop, state: State) -> None:
+        header, words = loop.header, self.values.words
+        written = set().union(*(self._written[name] for name in loop.blocks))
+        for register in sorted(written):
+            if register.startswith(("P", "UP")):
+                state[register] = Opaque((header, register))
+        registers = {one for one in written if not one.startswith(("P", "UP"))}
+        initial = {one: self._word(one, state.get(one)) for one in registers}
+        pairs = self._pairs[header] = self._disjoint(header, registers)
+        for register in sorted(registers - set(pairs.values())):
+            high = pairs.get(register)
+            atom = self.values.atoms.loop(header, register, 32 if high is None else 64)
+            state[register] = atom
+            if high is not None:
+                state[high] = words.high(atom)
+            first = self._number(initial[register], None if high is None else initial[high])
+            self.carried[atom.atom] = Carried(first)
+
+    def _disjoint(self, header: int, registers: set[str]) -> dict[str, str]:
+        """Return the registers that the loop writes two of which are one number, the lower half
+        first. Each register belongs to at most one number.
+        """
+        found: dict[str, str] = {}
+        taken: set[str] = set()
+        for where, low, high in sorted(self.values.words.paired):
+            if where == header and {low, high} <= registers and not {low, high} & taken:
+                found[low] = high
+                taken |= {low, high}
+        return found
+
+    def _end_loop(self, loop: Loop) -> None:
+        keys = [(edge.source, place) for place, edge in self._places(loop.back)]
+        self.again[loop.header] = frozenset.intersection(*(self._facts[key] for key in keys))
+        pairs = self._pairs[loop.header]
+        for atom, carried in self.carried.items():
+            header, register, _ = atom.args
+            if header != loop.header:
+                continue
+            for key in keys:
+                state = self._states[key]
+                low = self._word(register, state.get(register))
+                upper = pairs.get(register)
+                high = None if upper is None else self._word(upper, state.get(upper))
+                carried.again.append(self._number(low, high))
+
+    def _number(self, low: Word, high: Word | None) -> Term:
+        words = self.values.words
+        try:
+            return words.term(low) if high is None else words.pair(low, high)
+        except TooLarge:
+            return self.values.lost(64)
+
+    # Blocks.
+
+    def _block(self, block: Block, state: State, facts: Facts) -> None:
+        for at in range(block.begin, block.end):
+            instruction = self.code[at]
+            guard = parse_guard(instruction.predicate)
+            given = True if guard is None else held_condition(state, guard, facts)
+            if given is False:
+                continue
+            self._instruction(at, instruction, state, facts, given)
+        for place, edge in enumerate(block.out):
+            condition = True if edge.guard is None else held_condition(state, edge.guard, facts)
+            self._states[block.begin, place] = state
+            more = frozenset(implied(condition)) if len(facts) < _MOST_FACTS else frozenset()
+            self._facts[block.begin, place] = facts | more
+
+    def _instruction(
+        self, at: int, instruction: Instruction, state: State, facts: Facts, given: Condition
+    ) -> None:
+        name, modifiers = parse_opcode(instruction.opcode)
+        if name not in KNOWN or (name == "CCTL" and "IVALL" not in modifiers):
+            raise Unknown(f"instruction {name}")
+        if name == "CALL":
+            written = self._call(at, state)
+        else:
+            operands = parse_all(instruction.operands)
+            if given is not True:
+                facts |= frozenset(implied(given))
+            step = Step(self.values, at, modifiers, operands, state, facts)
+            if name in ACCESSES:
+                self._access(step, instruction, name)
+            written = self._results(step, name)
+        for register, new in written.items():
+            if given is not True and (old := state.get(register)) is not None:
+                new = self._either(given, new, old, register)
+            state[register] = new
+
+    def _results(self, step: Step, name: str) -> State:
+        if follows := handler(name, step.modifiers):
+            try:
+                return follows(step)
+            except (NotModelled, TooLarge):
+                pass
+            except (ValueError, IndexError):  # operands in another form than it takes
+                pass
+        names = results(name, step.modifiers, step.operands)
+        within: Range = None
+        why = f"instruction {name}"
+        if name in _LOADS:
+            why = "loaded"
+            within = next((_LOADED[word] for word in step.modifiers if word in _LOADED), None)
+        return self._anything(step.at, names, why, within)
+
+    def _anything(self, at: object, names: Sequence[str], why: str, within: Range = None) -> State:
+        registers = [one for one in names if not one.startswith(("P", "UP"))]
+        words = self.values.unknown(at, 32 * len(registers), why, within)
+        state: State = dict(zip(registers, words, strict=True))
+        state.update({one: Opaque((at, one)) for one in names if one.startswith(("P", "UP"))})
+        return state
+
+    def _either(self, given: Condition, new: Any, old: Any, register: str) -> Any:
+        """Return what a register holds after an instruction that only some execute."""
+        if register.startswith(("P", "UP")):
+            return table(0xCA, given, new, old)
+        try:
+            return select(self.values, given, new, old)
+        except TooLarge:
+            return select(self.values, given, self._shallow(new), self._shallow(old))
+
+    def _call(self, at: int, state: State) -> State:
+        subroutine = self.subroutines.at(at)
+        if subroutine.pointer:
+            self._call_elsewhere(subroutine.pointer, state)
+        if register := subroutine.returns_to:
+            behind = number((at + 1) * INSTRUCTION_BYTES)
+            if self._word(register, state.get(register)) != behind:
+                raise Unknown("return to elsewhere")
+        return self._anything(at, sorted(subroutine.written), "result of a subroutine")
+
+    def _call_elsewhere(self, pointer: str, state: State) -> None:
+        """Refuse to go on unless the function is known to leave the program's memory alone."""
+        low, high = (self._word(one, state.get(one)) for one in registers_from(pointer, 2))
+        atom = self.values.words.pair(low, high).atom
+        place = atom.args[0] if atom and atom.kind is Kind.UNKNOWN else None
+        name = ""
+        if isinstance(place, tuple) and place[0] == "constant" and place[1][0] == 4:
+            name = self.values.kernel.addresses.get(place[1][1], "")
+        if name not in HARMLESS:
+            raise Unknown(f"call of {name or 'a pointer'}")
+
+    def _access(self, step: Step, instruction: Instruction, name: str) -> None:
+        use = ACCESSES[name]
+        places = [operand for operand in step.operands if isinstance(operand, Address)]
+        if len(places) != (2 if name == "LDGSTS" else 1):  # its first one is of shared memory
+            raise Unknown(f"address of {name}")
+        place = places[-1]
+        extended = "E" in step.modifiers
+        if len(place.registers) > 1 or (place.registers and not (place.wide[0] or extended)):
+            raise Unknown(f"address of {name}")
+        term = number(place.offset)
+        if place.registers:
+            low, high = registers_from(place.registers[0], 2)
+            try:
+                term = total(term, self.values.words.pair(step.held(low), step.held(high)))
+            except TooLarge:
+                term = self.values.lost(64)
+        access = Access(
+            step.at,
+            instruction.opcode,
+            use,
+            modulo(term, 64),
+            size(name, step.modifiers),
+            step.facts,
+        )
+        self.accesses.append(access)

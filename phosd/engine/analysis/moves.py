@@ -1,0 +1,112 @@
+"""What moves, loads of constants and selections leave in their results."""
+
+from phosd.engine.analysis.conditions import Condition, negated
+from phosd.engine.analysis.operands import Constant, Immediate, Real, Register, half_bits
+from phosd.engine.analysis.step import NotModelled, State, Step, Values, is_inverted
+from phosd.engine.analysis.terms import ZERO, Atom, Kind, Term, number
+from phosd.engine.analysis.words import Joined, Word
+
+_SPECIAL = {
+    **{f"SR_TID.{axis}": f"tid.{axis.lower()}" for axis in "XYZ"},
+    **{f"SR_CTAID.{axis}": f"ctaid.{axis.lower()}" for axis in "XYZ"},
+    "SR_LANEID": "laneid",
+}
+_SIZES = {"U8": 1, "S8": 1, "U16": 2, "S16": 2, "64": 8, "128": 16}
+
+
+def move(step: Step) -> State:
+    """MOV: a word."""
+    operand = step.operands[1]
+    return step.result(
+        step.operands[0], step.term(operand) if is_inverted(operand) else step.word(operand)
+    )
+
+
+def load_constant(step: Step) -> State:
+    """LDC: words of constant memory."""
+    destination, source = step.operands
+    if not isinstance(source, Constant):
+        raise NotModelled
+    size = next((_SIZES[m] for m in step.modifiers if m in _SIZES), 4)
+    words = step.constant(source, size)
+    if any(m in ("S8", "S16") for m in step.modifiers):
+        words = [step.values.atoms.signed(8 * size, step.values.words.term(words[0]))]
+    return step.result(destination, *words)
+
+
+def load_special(step: Step) -> State:
+    """S2R and CS2R: what a thread knows of itself, or zeros."""
+    name = getattr(step.operands[1], "text", "")
+    if name == "SRZ":
+        return step.result(step.operands[0], *[ZERO] * (1 if "32" in step.modifiers else 2))
+    if name not in _SPECIAL:
+        raise NotModelled
+    return step.result(step.operands[0], step.values.atoms.thread(_SPECIAL[name]))
+
+
+def to_uniform(step: Step) -> State:
+    """R2UR: one thread's word becomes that of all: it is known if all have the same."""
+    destination, source = step.operands
+    word = step.word(source)
+    if not _same_in_block(word):
+        raise NotModelled
+    return step.result(destination, word)
+
+
+def _same_in_block(word: Word) -> bool:
+    if isinstance(word, Joined):
+        return False
+    term = word if isinstance(word, Term) else word.term
+    return all(_is_same(atom) for atoms in term.parts for atom in atoms)
+
+
+def _is_same(atom: Atom) -> bool:
+    match atom.kind:
+        case Kind.PARAMETER | Kind.DIMENSION:
+            return True
+        case Kind.THREAD:
+            return bool(atom.args[0].startswith("ctaid"))
+        case Kind.SIGNED | Kind.UNSIGNED:
+            return _same_in_block(atom.args[1])
+        case Kind.QUOTIENT | Kind.REMAINDER:
+            return _same_in_block(atom.args[0])
+    return False
+
+
+def half_constant(step: Step) -> State:
+    """HFMA2: the compiler loads constants in this way: ``-0 * 0 + (upper, lower)``."""
+    destination, one, other, *halves = step.operands
+    if (one, other) != (Register("", minus=True), Register("")) or len(halves) != 2:
+        raise NotModelled
+    bits = []
+    for half in halves:
+        value = half.value if isinstance(half, Real | Immediate) else None
+        bits.append(None if value is None or value != value else half_bits(float(value)))
+    upper, lower = bits
+    if upper is None or lower is None:
+        raise NotModelled
+    return step.result(destination, number(upper << 16 | lower))
+
+
+def select_by_predicate(step: Step) -> State:
+    """SEL: one of two words."""
+    destination, one, other, given = step.operands
+    if is_inverted(one) or is_inverted(other):
+        raise NotModelled
+    condition = step.condition(given)
+    return step.result(
+        destination, select(step.values, condition, step.word(one), step.word(other))
+    )
+
+
+def select(values: Values, given: Condition, one: Word, other: Word) -> Word:
+    """Return one word where a condition holds, and the other where it does not. Opposite conditions
+    give the same choice.
+    """
+    if isinstance(given, bool):
+        return one if given else other
+    opposite = negated(given)
+    born = frozenset((values.block,))
+    if hash(opposite) < hash(given):
+        return values.words.choice(("if", opposite), (other, one), born)
+    return values.words.choice(("if", given), (one, other), born)

@@ -1,0 +1,81 @@
+"""Say which pointers an address was computed from.
+
+An address is a pointer plus something. A pointer is a 64-bit number that is added as it is: not
+multiplied, not extended from 32 bits, not a part of something. If all such numbers in an address
+come from parameters, the address is in the memory that one of them points to, as C++ demands of
+pointers; which of them is a pointer is seen from their values, when the kernel is launched.
+"""
+
+from dataclasses import dataclass
+
+from phosd.engine.analysis.conditions import Facts, alternative
+from phosd.engine.analysis.follow import Access, Followed
+from phosd.engine.analysis.terms import Atom, Kind, Term
+
+POINTER_BYTES = 8
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Offsets of the parameters that an address may come from; ``unknown`` are reasons why it may
+    come from elsewhere. ``anywhere`` is set if it may come from any of the parameters' words.
+    """
+
+    parameters: frozenset[int]
+    unknown: frozenset[str]
+    anywhere: bool = False
+
+
+def origin(followed: Followed, access: Access) -> Origin:
+    """Return where the address of an access comes from."""
+    search = _Search(followed, access.facts)
+    search.term(access.address)
+    if not search.parameters and not search.unknown and not search.anywhere:
+        search.unknown.add("no pointer")
+    return Origin(frozenset(search.parameters), frozenset(search.unknown), search.anywhere)
+
+
+class _Search:
+    def __init__(self, followed: Followed, facts: Facts) -> None:
+        self._followed = followed
+        self._facts = facts
+        self._seen: set[Atom] = set()
+        self.parameters: set[int] = set()
+        self.unknown: set[str] = set()
+        self.anywhere = False
+
+    def term(self, term: Term) -> None:
+        for monomial, factor in term.parts.items():
+            if factor == 1 and len(monomial) == 1:
+                self._atom(monomial[0])
+            elif factor == 1 << 32 and any(map(_is_opaque, monomial)):
+                self.unknown.add("address of two halves")
+
+    def _atom(self, atom: Atom) -> None:
+        if atom in self._seen:
+            return
+        self._seen.add(atom)
+        match atom.kind, atom.args:
+            case Kind.PARAMETER, (offset, size) if size == POINTER_BYTES:
+                self.parameters.add(offset)
+            case Kind.INDEXED, (_, size) if size == POINTER_BYTES:
+                self.anywhere = True
+            case ((Kind.SIGNED | Kind.UNSIGNED), (64, term)):
+                self.term(term)
+            case Kind.CHOICE, (key, terms):
+                place = alternative(key, self._facts)
+                for one in terms if place is None else (terms[place],):
+                    self.term(one)
+            case Kind.EXTREME, (_, terms):
+                for one in terms:
+                    self.term(one)
+            case Kind.LOOP, (_, _, 64):
+                carried = self._followed.carried[atom]
+                for one in (carried.initial, *carried.again):
+                    self.term(one)
+            case Kind.UNKNOWN, (_, _, 64, why):
+                self.unknown.add(why)
+
+
+def _is_opaque(atom: Atom) -> bool:
+    return atom.kind not in (Kind.PARAMETER, Kind.DIMENSION, Kind.THREAD)

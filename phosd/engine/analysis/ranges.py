@@ -1,0 +1,107 @@
+"""Compute the ranges that a launch accesses, from what was found in its kernel.
+
+With the launch's parameters and dimensions, every atom becomes a number, an unknown with bounds, or
+a sum of those (``linear``). Unknowns are thread and block indices, the iterations of loops, and
+what a machine word loses. What holds at an access constrains them. Alternatives are looked at one
+by one: of each choice that an address has, and of each loop its first iteration and the later ones,
+of which it is known that the iteration before was not the last.
+
+This is the reference for what evaluates tables in the hook.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from phosd.engine.analysis.conditions import alternative
+from phosd.engine.analysis.evaluation import ADDRESSES, Assumed, Evaluation, Launch
+from phosd.engine.analysis.follow import Access, Followed
+from phosd.engine.analysis.terms import Atom, Kind, Term, terms_in
+
+_MOST_CASES = 32
+
+
+@dataclass(frozen=True, order=True)
+class Span:
+    """Addresses ``[begin, end)``."""
+
+    begin: int
+    end: int
+
+
+def merged(spans: list[Span]) -> list[Span]:
+    """Return the same addresses in order, each once."""
+    found: list[Span] = []
+    for one in sorted(spans):
+        if found and one.begin <= found[-1].end:
+            found[-1] = Span(found[-1].begin, max(found[-1].end, one.end))
+        else:
+            found.append(one)
+    return found
+
+
+def spans(followed: Followed, access: Access, launch: Launch) -> list[Span] | None:
+    """Return where the access is, at most; nowhere if it never happens. None: not known."""
+    found = []
+    for case in _cases(followed, access, launch):
+        ends = case.bounds(access.address)
+        if ends is None:  # this case cannot be
+            continue
+        low, high = ends
+        if low is None or high is None:
+            return None
+        shift = low // ADDRESSES * ADDRESSES
+        if high - shift + access.size > ADDRESSES:
+            return None
+        found.append(Span(low - shift, high - shift + access.size))
+    return merged(found)
+
+
+def _cases(followed: Followed, access: Access, launch: Launch) -> Iterator[Evaluation]:
+    """Yield the alternatives, one that has all of them if there are too many."""
+    choices: dict[tuple[Any, ...], int] = {}
+    loops: set[int] = set()
+    _collect(followed, access.address, choices, loops, set())
+    every: list[Assumed] = [Assumed({}, {})]
+    for key, count in choices.items():
+        known = alternative(key, access.facts)
+        every = [
+            Assumed({**one.chosen, key: place}, one.first)
+            for one in every
+            for place in (range(count) if known is None else (known,))
+        ]
+        if len(every) > _MOST_CASES:
+            every = [Assumed({}, {})]
+            break
+    for header in loops:
+        if len(every) * 2 > _MOST_CASES:
+            break
+        every = [
+            Assumed(one.chosen, {**one.first, header: first})
+            for one in every
+            for first in (True, False)
+        ]
+    for assumed in every:
+        yield Evaluation(followed, access.facts, launch, assumed)
+
+
+def _collect(
+    followed: Followed,
+    term: Term,
+    choices: dict[tuple[Any, ...], int],
+    loops: set[int],
+    seen: set[Atom],
+) -> None:
+    for monomial in term.parts:
+        for atom in monomial:
+            if atom in seen:
+                continue
+            seen.add(atom)
+            if atom.kind is Kind.CHOICE:
+                choices[atom.args[0]] = len(atom.args[1])
+            inner = list(terms_in(atom.args))
+            if atom.kind is Kind.LOOP:
+                loops.add(atom.args[0])
+                inner.append(followed.carried[atom].initial)
+            for one in inner:
+                _collect(followed, one, choices, loops, seen)

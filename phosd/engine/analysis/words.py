@@ -1,0 +1,205 @@
+"""What a 32-bit register holds, and what two of them are together.
+
+A *word* is a :class:`~.terms.Term`, of which the register holds the lowest 32 bits, or
+:class:`High`, bits 32 to 63 of one, or :class:`Joined`, one of several words. Compilers compute
+with 64-bit numbers in two registers, and any two may belong together: :meth:`Words.pair` finds the
+number again. What it returns is right for any two words; it is simple where they belong together.
+"""
+
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from phosd.engine.analysis.atoms import Atoms
+from phosd.engine.analysis.terms import (
+    Atom,
+    Kind,
+    Term,
+    difference,
+    modulo,
+    number,
+    product,
+    scaled,
+    total,
+)
+
+WIDE = 1 << 32
+
+
+@dataclass(frozen=True)
+class High:
+    """Bits 32 to 63 of a term."""
+
+    term: Term
+
+
+@dataclass(frozen=True)
+class Joined:
+    """One of the words; ``key`` and ``born`` as those of a choice (``terms``)."""
+
+    key: tuple[Any, ...]
+    words: tuple["Word", ...]
+    born: frozenset[int]
+
+
+Word: TypeAlias = Term | High | Joined
+
+
+class Words:
+    """Operations on words. ``paired`` has the registers of loops that were found to belong
+    together.
+    """
+
+    def __init__(self, atoms: Atoms) -> None:
+        self.atoms = atoms
+        self.paired: set[tuple[int, Any, Any]] = set()
+
+    def high(self, term: Term) -> Word:
+        """Return bits 32 to 63 of a term, in the form that a register has from elsewhere."""
+        term = modulo(term, 64)
+        constant = term.constant
+        if constant is not None:
+            return modulo(number(constant >> 32), 32)
+        atom = term.atom
+        if atom and atom.kind is Kind.PARAMETER and atom.args[1] == 8:
+            return self.atoms.parameter(atom.args[0] + 4, 4)
+        if atom and atom.kind is Kind.UNSIGNED and atom.args[0] == 32:
+            return number(0)
+        return High(term)
+
+    def term(self, word: Word) -> Term:
+        """Return a term that is equal to the word modulo 2^32."""
+        if isinstance(word, Term):
+            return word
+        if isinstance(word, High):
+            return self.atoms.quotient(word.term, WIDE)
+        return self.atoms.choice(word.key, tuple(map(self.term, word.words)), word.born)
+
+    def depth(self, word: Word) -> int:
+        """Return how deep atoms are nested in a word."""
+        if isinstance(word, Joined):
+            return 1 + max(map(self.depth, word.words))
+        return word.depth if isinstance(word, Term) else word.term.depth
+
+    def choice(self, key: tuple[Any, ...], words: tuple[Word, ...], born: frozenset[int]) -> Word:
+        """Return one of the words."""
+        if all(word == words[0] for word in words):
+            return words[0]
+        terms = tuple(word for word in words if isinstance(word, Term))
+        if len(terms) == len(words):
+            return self.atoms.choice(key, terms, born)
+        return Joined(key, words, born)
+
+    def pair(self, low: Word, high: Word) -> Term:
+        """Return the 64-bit number of two registers."""
+        low = self.term(low)
+        if isinstance(high, High):
+            whole = self._of_high(low, high.term)
+            if whole is not None:
+                return whole
+        if isinstance(high, Joined):
+            lows = self._chosen(low, high.key, len(high.words)) or (low,) * len(high.words)
+            terms = tuple(
+                self.pair(one, other) for one, other in zip(lows, high.words, strict=True)
+            )
+            return self.atoms.choice(high.key, terms, high.born)
+        if isinstance(high, Term) and (whole := self._of_terms(low, high)) is not None:
+            return whole
+        return total(self.atoms.unsigned(32, low), scaled(self.term(high), WIDE))
+
+    def fits(self, low: Term, high: Word) -> bool:
+        """Return whether the two words are known to be parts of one number."""
+        if isinstance(high, High):
+            return self._of_high(low, high.term) is not None
+        if isinstance(high, Joined):
+            return self._chosen(low, high.key, len(high.words)) is not None
+        return high.constant is None and self._of_terms(low, high) is not None
+
+    def _chosen(self, low: Term, key: tuple[Any, ...], count: int) -> tuple[Term, ...] | None:
+        atom = low.atom
+        if atom and atom.kind is Kind.CHOICE and atom.args[0] == key:
+            terms: tuple[Term, ...] = atom.args[1]
+            return terms if len(terms) == count else None
+        return None
+
+    def _of_high(self, low: Term, whole: Term) -> Term | None:
+        lowest = self.atoms.low(whole)
+        if lowest == low:
+            return whole
+        # A pointer that was rounded down: no other bits have changed.
+        cut = modulo(difference(lowest, low), 32)
+        if (atom := cut.atom) and atom.kind is Kind.REMAINDER:
+            power = atom.args[1]
+            if self.atoms.remainder(lowest, power) == cut:
+                return difference(whole, cut)
+        return None
+
+    def _of_terms(self, low: Term, high: Term) -> Term | None:
+        constant = high.constant
+        if constant is not None:
+            upper = constant % WIDE
+            if (lowest := low.constant) is not None:
+                value = lowest % WIDE + (upper << 32)
+                return number(value - (1 << 64) if value >> 63 else value)
+            if upper == 0:
+                return self.atoms.unsigned(32, low)
+            return None
+        one, other = low.atom, high.atom
+        if one is None or other is None or one.kind is not other.kind:
+            return self._of_product(low, high)
+        if one.kind is Kind.PARAMETER and one.args[1] == other.args[1] == 4:
+            if other.args[0] == one.args[0] + 4:
+                return self.atoms.parameter(one.args[0], 8)
+        elif one.kind is Kind.CHOICE and one.args[0] == other.args[0]:
+            return self._of_choices(one, other)
+        elif one.kind is Kind.LOOP and one.args[0] == other.args[0]:
+            self.paired.add((one.args[0], one.args[1], other.args[1]))
+        return None
+
+    def _of_product(self, low: Term, high: Term) -> Term | None:
+        """Return a number whose upper half was computed as the upper half of another, with the same
+        lower half, and a sum: as products of 64-bit numbers are.
+        """
+        for monomial in high.parts:
+            atom = monomial[0] if len(monomial) == 1 else None
+            if not atom or atom.kind is not Kind.QUOTIENT or high.parts[monomial] != 1:
+                continue
+            inner, divisor = atom.args
+            if divisor == WIDE and self.atoms.low(inner) == low:
+                rest = self.atoms.low(difference(high, Term({monomial: 1})))
+                return self._whole_factors(total(inner, scaled(rest, WIDE)), rest)
+        return None
+
+    def _whole_factors(self, term: Term, crossed: Term) -> Term:
+        """Replace lower halves of numbers in products, whose upper halves are in ``crossed``, by
+        the numbers.
+        """
+        for upper in {atom for monomial in crossed.parts for atom in monomial}:
+            if upper.kind is Kind.QUOTIENT and upper.args[1] == WIDE:
+                whole: Term = upper.args[0]
+            elif upper.kind is Kind.PARAMETER and upper.args[1] == 4:
+                whole = self.atoms.parameter(upper.args[0] - 4, 8)
+            else:
+                continue
+            lower = self.atoms.unsigned(32, whole).atom
+            if lower is not None:
+                instead = difference(whole, Term({(upper,): WIDE}))
+                term = self._replaced(term, lower, instead)
+        upper_part = {m: f // WIDE for m, f in term.parts.items() if f % WIDE == 0}
+        rest = {m: f for m, f in term.parts.items() if f % WIDE}
+        return modulo(total(Term(rest), scaled(self.atoms.low(Term(upper_part)), WIDE)), 64)
+
+    def _replaced(self, term: Term, atom: Atom, instead: Term) -> Term:
+        kept = Term({m: f for m, f in term.parts.items() if atom not in m})
+        for monomial, factor in term.parts.items():
+            if atom not in monomial:
+                continue
+            part = number(factor)
+            for one in monomial:
+                part = product(part, instead if one is atom else Term({(one,): 1}))
+            kept = total(kept, part)
+        return kept
+
+    def _of_choices(self, low: Atom, high: Atom) -> Term:
+        key, lows = low.args
+        terms = tuple(map(self.pair, lows, high.args[1]))
+        return self.atoms.choice(key, terms, low.born | high.born)

@@ -1,0 +1,288 @@
+"""Kernels at random, in CUDA C, with what they are launched with.
+
+An expression is made with the range of its values, so that all accesses are within arrays: a kernel
+that faults tells nothing. The ranges here come from how the expression was made; they share nothing
+with the analysis that is tested.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+ARRAY_BYTES = 1 << 22
+REACH = 1 << 17
+"""Indices are from -REACH to REACH - 1, counted from the middle of an array."""
+POINTERS = ("a", "b", "c", "d")
+TYPES = {"char": 1, "short": 2, "int": 4, "long long": 8, "int4": 16}
+
+
+@dataclass(frozen=True)
+class Expression:
+    text: str
+    low: int
+    high: int
+
+
+@dataclass
+class Kernel:
+    """``numbers`` are the values of ``n``, ``s``, ``m`` (32 bits) and ``q`` (64 bits)."""
+
+    name: str
+    source: str
+    numbers: dict[str, int]
+    block: tuple[int, int, int]
+    grid: tuple[int, int, int]
+
+
+@dataclass
+class _Writer:
+    random: random.Random
+    numbers: dict[str, int]
+    block: tuple[int, int, int]
+    grid: tuple[int, int, int]
+    lines: list[str] = field(default_factory=list)
+    scope: list[Expression] = field(default_factory=list)
+    names: int = 0
+
+    def name(self) -> str:
+        self.names += 1
+        return f"v{self.names}"
+
+    def line(self, text: str) -> None:
+        self.lines.append(text)
+
+    # Expressions.
+
+    def leaf(self) -> Expression:
+        r = self.random
+        kind = r.randrange(8)
+        if kind < 5:
+            return r.choice(self.scope)
+        if kind == 5:
+            value = r.choice((0, 1, 2, 3, 5, 8, 16, 31, -1, -4, 100))
+            return Expression(f"({value})", value, value)
+        name = r.choice(("n", "s", "m"))
+        return Expression(name, self.numbers[name], self.numbers[name])
+
+    def expression(self, depth: int) -> Expression:
+        if depth == 0:
+            return self.leaf()
+        r = self.random
+        one, other = self.expression(depth - 1), self.expression(r.randrange(depth))
+        made = self._combined(one, other, r.randrange(16))
+        if max(-made.low, made.high) >= REACH:
+            mask = r.choice((255, 1023, 4095))
+            return Expression(f"({made.text} & {mask})", 0, mask)
+        return made
+
+    def _combined(self, one: Expression, other: Expression, kind: int) -> Expression:
+        r = self.random
+        if kind < 3:
+            return Expression(
+                f"({one.text} + {other.text})", one.low + other.low, one.high + other.high
+            )
+        if kind == 3:
+            return Expression(
+                f"({one.text} - {other.text})", one.low - other.high, one.high - other.low
+            )
+        if kind < 6:
+            ends = [x * y for x in (one.low, one.high) for y in (other.low, other.high)]
+            return Expression(f"({one.text} * {other.text})", min(ends), max(ends))
+        if kind == 6:
+            by = r.randrange(1, 5)
+            return Expression(f"({one.text} >> {by})", one.low >> by, one.high >> by)
+        if kind == 7:
+            mask = r.choice((1, 7, 15, 63, 255))
+            return Expression(f"({one.text} & {mask})", 0, mask)
+        if kind == 8:
+            divisor = r.choice((2, 3, 4, 7, 10, 32))
+            most = max(abs(one.low), abs(one.high)) // divisor
+            return Expression(f"({one.text} / {divisor})", -most, most)
+        if kind == 9:
+            divisor = r.choice((2, 3, 4, 7, 10, 32))
+            low = 0 if one.low >= 0 else 1 - divisor
+            return Expression(f"({one.text} % {divisor})", low, divisor - 1)
+        if kind == 10:
+            return Expression(
+                f"min({one.text}, {other.text})", min(one.low, other.low), min(one.high, other.high)
+            )
+        if kind == 11:
+            return Expression(
+                f"max({one.text}, {other.text})", max(one.low, other.low), max(one.high, other.high)
+            )
+        if kind == 12:
+            return Expression(
+                f"({self.condition()} ? {one.text} : {other.text})",
+                min(one.low, other.low),
+                max(one.high, other.high),
+            )
+        if kind == 13:  # wraps at 32 bits
+            factor = r.choice((2654435761, 65537, 0x80000001))
+            mask = r.choice((255, 4095))
+            return Expression(f"(int)(((unsigned){one.text} * {factor}u >> 7) & {mask}u)", 0, mask)
+        if kind == 14:  # narrow
+            return Expression(f"(int)(short)({one.text} * 77)", -32768, 32767)
+        return Expression(f"(int)((unsigned){one.text} / 3u & 8191u)", 0, 8191)
+
+    def condition(self) -> str:
+        r = self.random
+        one, other = self.leaf(), self.leaf()
+        how = r.choice(("<", "<=", ">", ">=", "==", "!="))
+        cast = r.choice(("", "", "", "(unsigned)", "(long long)"))
+        text = f"{cast}{one.text} {how} {cast}{other.text}"
+        if r.random() < 0.2:
+            text = f"({text} {r.choice(('&&', '||'))} {self.leaf().text} < {self.leaf().text})"
+        return text
+
+    def index(self) -> Expression:
+        made = self.expression(self.random.randrange(1, 4))
+        if self.random.random() < 0.15:
+            wide = f"((long long){made.text} * q)"
+            ends = made.low * self.numbers["q"], made.high * self.numbers["q"]
+            if max(map(abs, ends)) < REACH:
+                return Expression(wide, min(ends), max(ends))
+        if self.random.random() < 0.1:
+            return Expression(f"(long long)((unsigned){made.text} & 0xffffu)", 0, 0xFFFF)
+        return made
+
+    # Statements.
+
+    def pointer(self) -> str:
+        r = self.random
+        kind = r.randrange(10)
+        if kind < 7:
+            return r.choice(POINTERS)
+        if kind == 7:
+            return "t.p"
+        if kind == 8:
+            return f"({self.condition()} ? {r.choice(POINTERS)} : {r.choice(POINTERS)})"
+        return f"({r.choice(POINTERS)} + (q & 31))"
+
+    def element(self) -> str:
+        """An lvalue of a type of its own, as an int."""
+        r = self.random
+        kind = r.choice(("int",) * 5 + ("char", "short", "long long", "int4"))
+        pointer = self.pointer() if kind == "int" else r.choice(POINTERS)  # is aligned
+        text = f"(({kind}*){pointer})[{self.index().text}]"
+        return f"{text}.y" if kind == "int4" else text
+
+    def value(self) -> str:
+        """An element, all of whose bytes count: no compiler loads what is not needed."""
+        return f"whole({self.element()})"
+
+    def statement(self, depth: int) -> None:
+        r = self.random
+        kind = r.randrange(12)
+        if kind < 3 or depth == 0:
+            self.line(f"{self.element()} = {self.value()} + 1;")
+        elif kind == 3:
+            self.line(f"atomicAdd({self.pointer()} + {self.index().text}, 1);")
+        elif kind == 4:
+            self.line(f"{self.element()} = {self.leaf().text};")
+        elif kind < 8:
+            self.line(f"if ({self.condition()}) {{")
+            self.nested(depth - 1)
+            if r.random() < 0.3:
+                self.line("} else {")
+                self.nested(depth - 1)
+            self.line("}")
+        elif kind < 11:
+            self.loop(depth)
+        else:
+            self.walk(depth)
+
+    def nested(self, depth: int) -> None:
+        before = len(self.scope)
+        for _ in range(self.random.randrange(1, 3)):
+            self.statement(depth)
+        del self.scope[before:]
+
+    def variable(self) -> None:
+        made, name = self.expression(2), self.name()
+        self.line(f"int {name} = {made.text};")
+        self.scope.append(Expression(name, made.low, made.high))
+
+    def loop(self, depth: int) -> None:
+        r = self.random
+        start, name = self.expression(1), self.name()
+        kind = r.randrange(4)
+        count = r.choice((3, 9, 40))
+        end = Expression("n", self.numbers["n"], self.numbers["n"])
+        before = len(self.scope)
+        if kind == 0:
+            step = r.choice((1, 1, 2, 5))
+            stop = end if r.random() < 0.6 else Expression(f"({start.text} + {count})", 0, 0)
+            high = end.high if stop is end else start.high + count
+            self.line(f"for (int {name} = {start.text}; {name} < {stop.text}; {name} += {step}) {{")
+            self.scope.append(Expression(name, start.low, max(high, start.low)))
+            if high - start.low > 1000 * step:
+                self.line(f"if ({name} > {start.text} + 100) break;")
+        elif kind == 1:
+            self.line(f"for (int {name} = {count}; {name} > 0; --{name}) {{")
+            self.scope.append(Expression(name, 1, count))
+        elif kind == 2:
+            self.line(f"for (unsigned {name}u = 0; {name}u != {count}u; ++{name}u) {{")
+            self.line(f"int {name} = {name}u;")
+            self.scope.append(Expression(name, 0, count))
+        else:
+            stride = "(int)(blockDim.x * gridDim.x)"
+            self.line(f"for (int {name} = v1; {name} < n; {name} += {stride}) {{")
+            first = self.scope[0]
+            self.scope.append(Expression(name, first.low, max(first.low, end.high)))
+        for _ in range(r.randrange(1, 3)):
+            self.statement(depth - 1)
+        self.line("}")
+        del self.scope[before:]
+
+    def walk(self, depth: int) -> None:
+        """A pointer that goes on by itself."""
+        r = self.random
+        name, start = self.name(), self.expression(1)
+        if max(abs(start.low), abs(start.high)) > REACH // 2:
+            return self.statement(0)
+        step = r.choice(("1", "-1", "s", "3"))
+        self.line(f"int* p{name} = {self.pointer()} + {start.text};")
+        self.line(f"for (int k = 0; k < {r.choice(('n', '7', 's'))}; ++k, p{name} += {step}) {{")
+        self.line(f"*p{name} = {r.choice((f'p{name}[1]', 'k', self.value()))};")
+        return self.line("}")
+
+
+SIGNATURE = "int* a, int* b, int* c, int* d, T t, int n, int s, int m, long long q"
+HEADER = """
+struct T { long long pad; int* p; int k; };
+__device__ inline int whole(int value) { return value; }
+__device__ inline int whole(long long value) { return (int)(value ^ value >> 32); }
+"""
+
+
+def kernel(seed: int) -> Kernel:
+    """Return the kernel of this seed."""
+    r = random.Random(seed)
+    numbers = {
+        "n": r.choice((0, 1, 7, 50, 100, 257)),
+        "s": r.choice((-3, -1, 0, 1, 2, 4, 17)),
+        "m": r.choice((-100, 5, 64, 1000)),
+        "q": r.choice((-7, -1, 0, 1, 3, 32)),
+    }
+    block = (r.choice((1, 7, 32, 33, 64)), r.choice((1, 1, 2, 3)), 1)
+    grid = (r.choice((1, 2, 5)), r.choice((1, 1, 3)), 1)
+    writer = _Writer(r, numbers, block, grid)
+    writer.names = 1
+    writer.line("int v1 = blockIdx.x * blockDim.x + threadIdx.x;")
+    writer.scope = [
+        Expression("v1", 0, block[0] * grid[0] - 1),
+        Expression("(int)threadIdx.x", 0, block[0] - 1),
+        Expression("(int)threadIdx.y", 0, block[1] - 1),
+        Expression("(int)blockIdx.y", 0, grid[1] - 1),
+    ]
+    if r.random() < 0.5:
+        writer.line("if (v1 >= n) return;")
+    for _ in range(r.randrange(0, 3)):
+        writer.variable()
+    for _ in range(r.randrange(1, 5)):
+        writer.statement(2)
+    name = f"k{seed}"
+    body = "\n".join(writer.lines)
+    source = f'extern "C" __global__ void {name}({SIGNATURE}) {{\n{body}\n}}\n'
+    return Kernel(name, source, numbers, block, grid)

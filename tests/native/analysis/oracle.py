@@ -1,0 +1,177 @@
+"""Compare what the analysis says of kernels with what the software GPU saw them do.
+
+The same PTX runs on the software GPU and is compiled to the machine code that is analysed.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from phosd.engine.analysis import cubin
+from phosd.engine.analysis.control_flow import Unknown
+from phosd.engine.analysis.disassembly import disassemble
+from phosd.engine.analysis.evaluation import Launch
+from phosd.engine.analysis.follow import Followed, follow
+from phosd.engine.analysis.opcodes import Use
+from phosd.engine.analysis.provenance import origin
+from phosd.engine.analysis.ranges import spans
+from phosd.engine.analysis.tools import Tool, run
+from tests.native.analysis.generator import ARRAY_BYTES, HEADER, Kernel
+from tests.native.corpus.device import compile_ptx
+from tests.native.softgpu import program
+
+Ranges = list[tuple[int, int]]
+
+RUN = """
+import json, struct
+setup = json.loads(sys.argv[1])
+use()
+module = ck(d.cuModuleLoadData(open(setup["ptx"], "rb").read()))
+arrays = [int(ck(d.cuMemAlloc(setup["bytes"]))) for _ in range(5)]
+for address in arrays:
+    ck(d.cuMemsetD32(address, 1, setup["bytes"] // 4))
+for launch in setup["launches"]:
+    function = ck(d.cuModuleGetFunction(module, launch["name"].encode()))
+    middles = [address + setup["bytes"] // 2 for address in arrays]
+    q, n, s, m = (launch["numbers"][one] for one in "qnsm")
+    fields = struct.pack("<4Q q Q i4x 3i4x q", *middles[:4], 5, middles[4], 3, n, s, m, q)
+    buffer = np.frombuffer(fields, np.uint8).copy()
+    offsets = (0, 8, 16, 24, 32, 56, 60, 64, 72)
+    pointers = np.array([buffer.ctypes.data + at for at in offsets], np.uint64)
+    ck(d.cuLaunchKernel(function, *launch["grid"], *launch["block"], 0, 0, pointers.ctypes.data, 0))
+    ck(d.cuCtxSynchronize())
+    print(json.dumps([launch["name"], fields.hex(), arrays]), flush=True)
+"""
+
+
+@dataclass
+class Seen:
+    """A launch, and what it read and wrote."""
+
+    kernel: Kernel
+    launch: Launch
+    arrays: list[int]
+    read: Ranges
+    written: Ranges
+
+
+@dataclass
+class Verdict:
+    """What was wrong, and how many accesses had a range, or an origin only, or neither."""
+
+    wrong: list[str]
+    ranges: int = 0
+    origins: int = 0
+    unknown: int = 0
+
+
+def machine_code(source: str, architecture: str = "sm_90") -> tuple[bytes, bytes]:
+    """Return the PTX of CUDA C, and the cubin that ptxas makes of it."""
+    ptx = compile_ptx(source, "compute_90").split(b"\0")[0]
+    return ptx, run(Tool.PTXAS, ["--gpu-name", architecture], ptx)
+
+
+def compiled(kernels: list[Kernel]) -> tuple[bytes, dict[str, Followed | str]]:
+    """Return the kernels' PTX, and what was found in their machine code, or why nothing was."""
+    source = HEADER + "".join(kernel.source for kernel in kernels)
+    ptx, image = machine_code(source)
+    return ptx, analysed(image)
+
+
+def analysed(image: bytes) -> dict[str, Followed | str]:
+    """Return what was found in each kernel of a cubin, or why nothing was."""
+    found: dict[str, Followed | str] = {}
+    known = cubin.read(image)
+    for function in disassemble(image).functions:
+        if function.name in known:
+            try:
+                found[function.name] = follow(known[function.name], function.code)
+            except Unknown as error:
+                found[function.name] = error.reason
+    return found
+
+
+def observed(kernels: list[Kernel], ptx: bytes, folder: Path) -> list[Seen]:
+    """Run the kernels on the software GPU, and return what each did."""
+    (folder / "kernels.ptx").write_bytes(ptx)
+    trace = folder / "trace"
+    setup = {
+        "ptx": str(folder / "kernels.ptx"),
+        "bytes": ARRAY_BYTES,
+        "launches": [
+            {"name": k.name, "numbers": k.numbers, "block": k.block, "grid": k.grid}
+            for k in kernels
+        ],
+    }
+    code = f"sys.argv[1:] = [{json.dumps(json.dumps(setup))}]\n" + RUN
+    out = program.run(code, folder, PHOS_SOFTGPU_TRACE=str(trace))
+    launches = [json.loads(line) for line in out.splitlines()]
+    lines: list[dict[str, Any]] = [json.loads(line) for line in trace.read_text().splitlines()]
+    traced = [line for line in lines if line["kind"] == "kernel"]
+    assert len(traced) == len(launches) == len(kernels)
+    return [
+        Seen(
+            kernel,
+            Launch(bytes.fromhex(fields), kernel.block, kernel.grid),
+            arrays,
+            [(begin, end) for begin, end in line["read"]],
+            [(begin, end) for begin, end in line["written"]],
+        )
+        for kernel, (_, fields, arrays), line in zip(kernels, launches, traced, strict=True)
+    ]
+
+
+def compare(followed: Followed, seen: Seen) -> Verdict:
+    """Return what the kernel did that was not predicted."""
+    verdict = Verdict([])
+    ranges: dict[str, Ranges] = {"read": [], "written": []}
+    everywhere = set()
+    for access in followed.accesses:
+        uses = [use for use in ("read", "written") if access.use in (Use(use), Use.BOTH)]
+        where = spans(followed, access, seen.launch)
+        if where is not None:
+            verdict.ranges += 1
+            found = [(one.begin, one.end) for one in where]
+        else:
+            came = origin(followed, access)
+            if came.unknown or came.anywhere:
+                verdict.unknown += 1
+                everywhere |= set(uses)
+                continue
+            verdict.origins += 1
+            found = [_block(seen, at) for at in came.parameters]
+        for use in uses:
+            ranges[use] += found
+    for use, real in (("read", seen.read), ("written", seen.written)):
+        if use not in everywhere:
+            missed = [one for one in real if not _covered(one, _merged(ranges[use]))]
+            if missed:
+                verdict.wrong.append(f"{seen.kernel.name} {use} {missed}, of {ranges[use]}")
+    return verdict
+
+
+def _block(seen: Seen, offset: int) -> tuple[int, int]:
+    """Return the array that a parameter points into; none if it points into none."""
+    (address,) = struct.unpack_from("<Q", seen.launch.parameters, offset)
+    for begin in seen.arrays:
+        if begin <= address < begin + ARRAY_BYTES:
+            return begin, begin + ARRAY_BYTES
+    return 0, 0
+
+
+def _merged(ranges: Ranges) -> Ranges:
+    found: Ranges = []
+    for begin, end in sorted(ranges):
+        if found and begin <= found[-1][1]:
+            found[-1] = found[-1][0], max(found[-1][1], end)
+        else:
+            found.append((begin, end))
+    return found
+
+
+def _covered(one: tuple[int, int], ranges: Ranges) -> bool:
+    return any(begin <= one[0] and one[1] <= end for begin, end in ranges)

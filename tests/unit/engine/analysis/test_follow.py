@@ -1,0 +1,167 @@
+"""What is noted of a listing's accesses, and what makes its kernel unknown."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+
+from phosd.engine.analysis.control_flow import Unknown
+from phosd.engine.analysis.evaluation import Launch
+from phosd.engine.analysis.follow import Followed
+from phosd.engine.analysis.opcodes import Use
+from phosd.engine.analysis.provenance import origin
+from phosd.engine.analysis.ranges import Span, spans
+from tests.unit.engine.analysis.listing import PREPARED, followed
+
+POINTER = 0x10000
+
+
+def where(found: Followed, *numbers: int) -> list[list[Span] | None]:
+    """Return where each access is, of 32 threads, with the pointer and these numbers."""
+    words = [POINTER, *numbers]
+    fields = struct.pack("<8q", *words, *[0] * (8 - len(words)))
+    launch = Launch(fields, (32, 1, 1), (1, 1, 1))
+    return [spans(found, access, launch) for access in found.accesses]
+
+
+def test_an_element_for_each_thread() -> None:
+    found = followed(PREPARED + "IMAD.WIDE R4,R0,0x4,R2\nSTG.E desc[UR4][R4.64+0x8],RZ\nEXIT")
+    assert [access.use for access in found.accesses] == [Use.WRITTEN]
+    assert where(found) == [[Span(POINTER + 8, POINTER + 8 + 4 * 32)]]
+
+
+@pytest.mark.parametrize(
+    ("leave", "threads"),
+    [
+        ("ISETP.GE.AND P0,PT,R0,c[0x0][0x218],PT\n@P0 EXIT", 10),
+        ("ISETP.GE.AND P0,PT,R0,c[0x0][0x218],PT\n@!P0 EXIT", 32),  # and not below 10
+        ("ISETP.GE.AND P0,PT,R0,c[0x0][0x218],PT\n@P0 EXIT P1", 32),  # not all of them leave
+        ("ISETP.GE.U32.AND P0,PT,R0,0x7,PT\n@P0 EXIT", 7),
+        ("ISETP.GE.OR P0,PT,R0,c[0x0][0x218],P1\n@P0 EXIT", 10),
+        ("ISETP.GE.AND P0,PT,R0,c[0x0][0x218],P1\n@P0 EXIT", 32),
+    ],
+)
+def test_who_has_left_accesses_nothing(leave: str, threads: int) -> None:
+    found = followed(PREPARED + leave + "\nIMAD.WIDE R4,R0,0x4,R2\nSTG.E desc[UR4][R4.64],RZ\nEXIT")
+    (one,) = where(found, 10)
+    assert one is not None
+    assert one[-1].end == POINTER + 4 * threads
+
+
+@pytest.mark.parametrize(
+    ("instruction", "reason"),
+    [
+        ("UTMASTG.2D [UR20],[UR4]", "instruction UTMASTG"),
+        ("NOVELTY R4,R5", "instruction NOVELTY"),
+        ("BRX R4,-0x40", "indirect branch"),
+        ("BRA 0x4000", "branch to elsewhere"),
+        ("BRA `(.L_x_1)", "branch to elsewhere"),
+        ("CALL.REL.NOINC other", "call of another function"),
+        ("CALL.ABS.NOINC R4", "call of a pointer"),
+        ("STG.E desc[UR4][R4.64+UR6],RZ", "address of STG"),
+        ("STG.E nothing,RZ", "address of STG"),
+        ("CCTL.E.RML2 [R4]", "instruction CCTL"),
+        ("@MAYBE IADD3 R4,R5,R6,RZ", "guard @MAYBE"),
+    ],
+)
+def test_what_is_not_understood_is_named(instruction: str, reason: str) -> None:
+    with pytest.raises(Unknown) as error:
+        followed(f"{PREPARED}{instruction}\nEXIT")
+    assert error.value.reason == reason
+
+
+def test_code_that_does_not_end() -> None:
+    with pytest.raises(Unknown, match="runs out of its code"):
+        followed(PREPARED)
+
+
+def test_an_assertion_leaves_memory_alone() -> None:
+    text = (
+        "LDC.64 R4,c[0x4][0x8]\nLEPC R20,0x40\nCALL.ABS.NOINC R4\nSTG.E desc[UR4][R2.64],RZ\nEXIT"
+    )
+    found = followed(PREPARED + text)
+    assert origin(found, found.accesses[0]).unknown  # nothing is known of registers then
+
+
+DIVISION = """
+MOV R6,0x40
+CALL.REL.NOINC division
+IMAD.WIDE R4,R7,0x4,R2
+STG.E desc[UR4][R4.64],RZ
+EXIT
+MUFU.RCP R7,R0
+RET.REL.NODEC R6,k
+"""
+
+
+def test_a_subroutine_leaves_anything_in_what_it_writes_and_no_more() -> None:
+    found = followed(PREPARED + DIVISION, division=0x70)
+    assert origin(found, found.accesses[0]).parameters == {0}
+    assert where(found) == [None]
+
+
+def test_a_subroutine_that_returns_to_elsewhere_is_refused() -> None:
+    with pytest.raises(Unknown, match="return to elsewhere"):
+        followed(PREPARED + DIVISION.replace("MOV R6,0x40", "MOV R6,0x50"), division=0x70)
+
+
+@pytest.mark.parametrize(
+    "instruction",
+    [
+        "LDG.E.64 R2,desc[UR4][R2.64]",
+        "HMMA.16816.F32 R0,R8,R12,R4",
+        "F2F.F64.F32 R2,R0",
+        "SHFL.IDX PT,R2,R20,0x1f,0x1f",
+        "HGMMA.64x16x16.F32 R2,gdesc[UR4],R2",
+        "@P3 LDS.128 R0,[R4]",
+    ],
+)
+def test_a_pointer_that_was_overwritten_is_none(instruction: str) -> None:
+    found = followed(PREPARED + instruction + "\nSTG.E desc[UR4][R2.64],RZ\nEXIT")
+    assert origin(found, found.accesses[-1]).unknown
+
+
+@pytest.mark.parametrize("form", ["VIMNMX.RELU R4,R0,0x7,PT", "VIADD.NOVEL R4,R0,0x1"])
+def test_a_modifier_that_is_not_known_is_not_ignored(form: str) -> None:
+    found = followed(f"{PREPARED}{form}\nIMAD.WIDE R4,R4,0x4,R2\nSTG.E desc[UR4][R4.64],RZ\nEXIT")
+    assert where(found) == [None]
+
+
+LOOP = """
+MOV R6,R0
+IMAD.WIDE R4,R6,0x4,R2
+STG.E desc[UR4][R4.64],RZ
+IADD3 R6,R6,c[0x0][0x220],RZ
+ISETP.{compare}.AND P0,PT,R6,c[0x0][0x218],PT
+@P0 BRA 0x30
+EXIT
+"""
+
+
+@pytest.mark.parametrize(
+    ("compare", "end", "step", "begin", "last"),
+    [
+        ("LT", 100, 1, 0, 99),
+        ("LT", 100, 32, 0, 99),
+        ("LE", 100, 7, 0, 100),
+        ("GT", -10, -1, -9, 31),
+        ("GE", -10, -3, -10, 31),
+        ("NE", 64, 1, 0, 63),
+        ("LT", -5, 1, 0, 31),  # once, before it is asked
+    ],
+)
+def test_a_loop(compare: str, end: int, step: int, begin: int, last: int) -> None:
+    found = followed(PREPARED + LOOP.format(compare=compare))
+    (one,) = where(found, end, step)
+    assert one == [Span(POINTER + 4 * begin, POINTER + 4 * last + 4)]
+
+
+@pytest.mark.parametrize(
+    ("compare", "end", "step"),
+    [("LT", 100, -1), ("NE", 64, 3), ("LT", 0x7FFFFFFF, 2), ("EQ", 5, 1), ("LT", 100, 0)],
+)
+def test_a_loop_that_may_wrap_has_no_end(compare: str, end: int, step: int) -> None:
+    found = followed(PREPARED + LOOP.format(compare=compare))
+    (one,) = where(found, end, step)
+    assert one is None or one[-1].end - one[0].begin >= 4 * 32
