@@ -254,10 +254,16 @@ class PagesPutBack:
             # Through the folder: its pid may be another's by now.
             rights = procfs.credentials_in(procfs.PROC / "self/fd" / str(process))
             owner = os.fstat(memory).st_uid
+        except (FileNotFoundError, ProcessLookupError) as error:
+            raise Internal(
+                f"the memory of process {pid} cannot be put back: it has ended",
+                hint="somebody with its user's rights has ended it; try again",
+            ) from error
         except OSError as error:
             raise Internal(
                 f"the memory of process {pid} cannot be put back: {error.strerror}",
-                hint="somebody with its user's rights has ended it; try again",
+                hint="phosd needs CAP_SYS_PTRACE, and a security module (AppArmor, SELinux) must "
+                "let it write to the memory of processes",
             ) from error
         uid, gid = self._owner.uid, self._owner.gid
         allowed = sum(1 << each for each in self._capabilities)
