@@ -47,7 +47,7 @@ from tests.support.harness import Target, alive, children, halt, wait_until
 NOBODY = 65534
 RANKS = 4
 IN_A_MOVE = [
-    *((suspend, SuspendOptions(), phase) for phase in ("quiesce", "save", "park", "control")),
+    *((suspend, SuspendOptions(), phase) for phase in ("quiesce", "park", "control")),
     *((migrate, MigrateOptions("0:1,1:0"), phase) for phase in ("park", "control", "unpark")),
 ]
 ENGINE = """
