@@ -197,10 +197,12 @@ def restore_and_be_killed(node: Node, target: Target, image: str) -> int:
     script = f"""
 import os, pathlib
 from phosd.engine import faults
+from phosd.engine.node import machine
 from phosd.engine.node.node import Node, NodeConfig
 from phosd.engine.job.progress import Progress
 from phosd.engine.operations.restore import RestoreOptions, restore
 place = pathlib.Path({str(node.config.runtime_dir.parent)!r})
+machine._require_runtime_dir = lambda *_: None  # it is killed before it needs the hooks
 node = Node(NodeConfig(place / "state", place / "other"))
 restore(node, {image!r}, RestoreOptions(), Progress())
 """
