@@ -9,13 +9,11 @@ from typing import Any
 
 from phosd.engine.analysis.conditions import Carry, Condition
 from phosd.engine.analysis.terms import (
-    ONE,
     ZERO,
     Term,
     difference,
     modulo,
     number,
-    range_of,
     scaled,
     total,
 )
@@ -86,85 +84,6 @@ def _assemble(
 
 def _is_zero(word: Word) -> bool:
     return isinstance(word, Term) and not word.parts
-
-
-def logic(words: Words, bits: int, operands: Sequence[Term]) -> Term | None:
-    """Return a bitwise function of three words; bit 4a + 2b + c of ``bits`` is its value for bits
-    a, b and c. None if it is not an arithmetic one.
-    """
-    table: dict[tuple[int, ...], int] = {
-        (a, b, c): bits >> (4 * a + 2 * b + c) & 1 for a in (0, 1) for b in (0, 1) for c in (0, 1)
-    }
-    for place, operand in enumerate(operands):
-        if operand.constant not in (0, -1):
-            continue
-        value = 1 if operand.constant else 0
-        for row in table:
-            table[row] = table[(*row[:place], value, *row[place + 1 :])]
-    needed = [
-        place
-        for place in range(3)
-        if any(
-            table[row] != table[(*row[:place], 1 - row[place], *row[place + 1 :])] for row in table
-        )
-    ]
-    if not needed:
-        return number(-table[0, 0, 0])
-    if len(needed) == 1:
-        (place,) = needed
-        ones = [0, 0, 0]
-        ones[place] = 1
-        plain = table[ones[0], ones[1], ones[2]]
-        operand = operands[place]
-        return operand if plain else difference(scaled(operand, -1), ONE)
-    if len(needed) == 3:
-        return None
-    first, second = needed
-
-    def at(one: int, other: int) -> int:
-        row = [0, 0, 0]
-        row[first], row[second] = one, other
-        return table[row[0], row[1], row[2]]
-
-    rows = at(0, 0), at(0, 1), at(1, 0), at(1, 1)
-    one, other = operands[first], operands[second]
-    match rows:
-        case (0, 0, 0, 1):
-            return _and(words, one, other)
-        case (0, 0, 1, 0):  # a and not b
-            inside = _and(words, one, other)
-            return None if inside is None else difference(one, inside)
-        case (0, 1, 0, 0):
-            inside = _and(words, one, other)
-            return None if inside is None else difference(other, inside)
-        case (0, 1, 1, 1):
-            inside = _and(words, one, other)
-            return None if inside is None else difference(total(one, other), inside)
-        case (0, 1, 1, 0):
-            inside = _and(words, one, other)
-            return None if inside is None else difference(total(one, other), scaled(inside, 2))
-    return None
-
-
-def _and(words: Words, one: Term, other: Term) -> Term | None:
-    """Return the bits that both have, if that is arithmetic: one is a run of bits, or the two have
-    no bit in common.
-    """
-    for term, mask in ((one, other.constant), (other, one.constant)):
-        if mask is None:
-            continue
-        mask %= WIDE
-        lowest = mask & -mask
-        if (mask + lowest) & mask == 0:  # one run of ones
-            upper = words.atoms.remainder(term, mask + lowest) if mask + lowest < WIDE else term
-            return difference(upper, words.atoms.remainder(term, lowest))
-    for term, small in ((one, other), (other, one)):
-        within = range_of(small)
-        if within and within[0] >= 0 and term.parts:
-            power = 1 << within[1].bit_length()
-            if all(factor % power == 0 for factor in term.parts.values()):
-                return ZERO
-    return None
 
 
 def shift(words: Words, modifiers: Sequence[str], low: Word, by: int, high: Word) -> Word | None:

@@ -121,9 +121,20 @@ class Atoms:
             return term
         return self._get(Kind.REMAINDER, (term, power), term.born, (0, power - 1))
 
+    def common(self, one: Term, other: Term) -> Term:
+        """Return the bits that two words have in common."""
+        ends = [
+            within[1]
+            for within in map(range_of, (one, other))
+            if within and within[0] >= 0 and within[1] < 1 << 32
+        ]
+        words = tuple(sorted((one, other), key=hash))
+        within = 0, min(ends, default=(1 << 32) - 1)
+        return self._get(Kind.COMMON, (words,), one.born | other.born, within)
+
     def choice(self, key: tuple[Any, ...], terms: tuple[Term, ...], born: frozenset[int]) -> Term:
         """Return one of the terms. Equal keys choose alike, and ``born`` is when they do anew."""
-        if all(term == terms[0] for term in terms):
+        if len(terms) > 1 and all(term == terms[0] for term in terms):
             return terms[0]
         within = hull(map(range_of, terms))
         return self._get(Kind.CHOICE, (key, terms), born.union(*(t.born for t in terms)), within)

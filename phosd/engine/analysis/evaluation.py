@@ -4,16 +4,17 @@ Every atom becomes a number, an unknown with bounds, or a sum of those. Unknowns
 block indices, the iterations of loops, and what a machine word loses.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from phosd.engine.analysis import linear
-from phosd.engine.analysis.conditions import Compare, Condition, Facts, negated
+from phosd.engine.analysis.conditions import Compare, Condition, Facts, alternative, negated
 from phosd.engine.analysis.follow import Followed
 from phosd.engine.analysis.iterations import Comparison, limits
 from phosd.engine.analysis.linear import Bounds, Contradiction, Linear, System
 from phosd.engine.analysis.terms import Atom, Kind, Monomial, Term, carried_by, smallest
+from phosd.engine.analysis.words import ELSEWHERE
 
 ADDRESSES = 1 << 64
 
@@ -46,16 +47,22 @@ class Assumed:
     first: Mapping[int, bool]
 
 
+NOTHING = Assumed({}, {})
+
+
 class Evaluation:
     """Of one alternative: what its atoms are for a launch, and what holds of them."""
 
-    def __init__(self, followed: Followed, facts: Facts, launch: Launch, assumed: Assumed) -> None:
+    def __init__(
+        self, followed: Followed, facts: Facts, launch: Launch, assumed: Assumed = NOTHING
+    ) -> None:
         self._followed = followed
         self._launch = launch
         self._assumed = assumed
         self._system = System()
         self._atoms: dict[Atom, Linear] = {}
         self._counts: dict[int, Linear] = {}
+        self._given = facts
         self._facts = sorted(facts, key=_depth)
 
     def bounds(self, address: Term) -> Bounds | None:
@@ -121,6 +128,8 @@ class Evaluation:
                 return self._word(atom, self._linear(term), 0, power)
             case Kind.QUOTIENT, (term, divisor):
                 return self._quotient(atom, self._linear(term), divisor)
+            case Kind.COMMON, (terms,):
+                return self._common(atom, terms)
             case Kind.CHOICE, (key, terms):
                 return self._choice(atom, key, terms)
             case Kind.EXTREME, (which, terms):
@@ -169,14 +178,30 @@ class Evaluation:
         self._system.hold(rest.times(-1).moved(divisor - 1))
         return result
 
+    def _common(self, atom: Atom, terms: tuple[Term, ...]) -> Linear:
+        """Neither word is less than the bits that both have."""
+        least = atom.range[1] if atom.range else (1 << 32) - 1
+        words = []
+        for term in terms:
+            word = self._system.as_word(self._linear(term), 0, 1 << 32)
+            if word is not None:
+                words.append(word[0])
+                least = min(least, word[1][1])
+        result = self._system.unknown(atom, (0, least) if least < 1 << 31 else (None, None))
+        for one in words:
+            self._system.hold(one.plus(result, -1))
+        return result
+
     def _choice(self, atom: Atom, key: tuple[Any, ...], terms: tuple[Term, ...]) -> Linear:
+        if key[0] == ELSEWHERE:
+            # Of another thread other facts may hold, and it may be in another iteration.
+            other = Evaluation(self._followed, frozenset(), self._launch)
+            return self._system.unknown(atom, other._system.bounds(other._linear(terms[0])))
         place = self._assumed.chosen.get(key)
-        if place is None and key[0] == "if":
-            holds = self._holds(key[1])
-            place = None if holds is None else 0 if holds else 1
-        if place is not None:
-            return self._linear(terms[place])
-        every = [self._system.bounds(self._linear(term)) for term in terms]
+        places = self.places(key, len(terms)) if place is None else [place]
+        if len(places) == 1:
+            return self._linear(terms[places[0]])
+        every = [self._system.bounds(self._linear(terms[place])) for place in places]
         lows = [low for low, _ in every if low is not None]
         highs = [high for _, high in every if high is not None]
         return self._system.unknown(
@@ -186,6 +211,24 @@ class Evaluation:
                 max(highs) if len(highs) == len(every) else None,
             ),
         )
+
+    def places(self, key: tuple[Any, ...], count: int) -> Sequence[int]:
+        """Return which of its alternatives a choice may take in this launch."""
+        known = alternative(key, self._given)
+        if known is not None:
+            return (known,)
+        found: Sequence[int] = range(count)
+        if key[0] == "if":
+            holds = self._holds(key[1])
+            found = (0, 1) if holds is None else (0,) if holds else (1,)
+        elif key[0] == "meet":
+            ways = self._followed.met[key[1]]
+            found = [
+                place
+                for place in found
+                if not any(self._holds(fact) is False for fact in ways[place])
+            ]
+        return found or range(count)
 
     def _extreme(self, atom: Atom, which: str, terms: list[Linear]) -> Linear:
         sign = 1 if which == "max" else -1

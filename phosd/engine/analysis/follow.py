@@ -83,7 +83,7 @@ class Carried:
 @dataclass
 class Followed:
     """What was found in a kernel. ``carried`` is by the loops' atoms; ``again`` has what holds on
-    all edges back to a header.
+    all edges back to a header, and ``met`` what holds on each of the ways that meet in a block.
     """
 
     atoms: Atoms
@@ -91,6 +91,7 @@ class Followed:
     carried: dict[Any, Carried]
     loops: dict[int, Loop]
     again: dict[int, Facts]
+    met: dict[int, list[Facts]]
 
 
 def follow(kernel: Kernel, code: Sequence[Instruction]) -> Followed:
@@ -111,7 +112,7 @@ def _follow(kernel: Kernel, code: Sequence[Instruction]) -> Followed:
         known = len(words.paired)
         sweep = _Sweep(values, code, graph)
         sweep.run()
-    return Followed(atoms, sweep.accesses, sweep.carried, graph.loops, sweep.again)
+    return Followed(atoms, sweep.accesses, sweep.carried, graph.loops, sweep.again, sweep.met)
 
 
 class _Sweep:
@@ -123,6 +124,7 @@ class _Sweep:
         self.accesses: list[Access] = []
         self.carried: dict[Any, Carried] = {}
         self.again: dict[int, Facts] = {}
+        self.met: dict[int, list[Facts]] = {}
         self._pairs: dict[int, dict[str, str]] = {}
         self._states: dict[tuple[int, int], State] = {}
         self._facts: dict[tuple[int, int], Facts] = {}
@@ -160,7 +162,9 @@ class _Sweep:
             return {}, frozenset()
         keys = [(edge.source, place) for place, edge in self._places(edges)]
         states = [self._states[key] for key in keys]
-        facts = frozenset.intersection(*(self._facts[key] for key in keys))
+        each = [self._facts[key] for key in keys]
+        facts = frozenset.intersection(*each)
+        self.met[name] = [one - facts for one in each]
         if len(states) == 1:
             return dict(states[0]), facts
         merged: State = {}
@@ -251,7 +255,7 @@ class _Sweep:
     def _number(self, low: Word, high: Word | None) -> Term:
         words = self.values.words
         try:
-            return words.term(low) if high is None else words.pair(low, high)
+            return words.term(low) if high is None else words.whole(words.pair(low, high))
         except TooLarge:
             return self.values.lost(64)
 
@@ -283,7 +287,7 @@ class _Sweep:
             operands = parse_all(instruction.operands)
             if given is not True:
                 facts |= frozenset(implied(given))
-            step = Step(self.values, at, modifiers, operands, state, facts)
+            step = Step(self.values, at, modifiers, operands, state, facts, given)
             if name in ACCESSES:
                 self._access(step, instruction, name)
             written = self._results(step, name)
@@ -357,8 +361,9 @@ class _Sweep:
         term = number(place.offset)
         if place.registers:
             low, high = registers_from(place.registers[0], 2)
+            words = self.values.words
             try:
-                term = total(term, self.values.words.pair(step.held(low), step.held(high)))
+                term = total(term, words.whole(words.pair(step.held(low), step.held(high))))
             except TooLarge:
                 term = self.values.lost(64)
         access = Access(

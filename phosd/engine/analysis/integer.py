@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from phosd.engine.analysis import arithmetic
 from phosd.engine.analysis.comparisons import compared
 from phosd.engine.analysis.conditions import Carry, Condition
+from phosd.engine.analysis.logic import function
 from phosd.engine.analysis.operands import Immediate, Operand, Predicate
 from phosd.engine.analysis.step import NotModelled, State, Step, is_inverted
 from phosd.engine.analysis.terms import ZERO, Term, modulo, number, product, scaled, total
@@ -168,11 +169,12 @@ def logic(step: Step) -> State:
     destination, *three, bits, _ = operands
     if not isinstance(bits, Immediate):
         raise NotModelled
-    term = arithmetic.logic(step.values.words, bits.value & 0xFF, list(map(step.term, three)))
-    if term is None:
+    if len(three) != 3:
         raise NotModelled
+    atoms = step.values.atoms
+    term = function(atoms, bits.value & 0xFF, list(map(step.term, three)))
     state = step.result(destination, term)
-    low = step.values.atoms.low(term)
+    low = atoms.low(term)
     return state | step.conditions(tested, [compared("NE", False, low, ZERO)] * len(tested))
 
 

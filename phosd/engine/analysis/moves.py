@@ -4,7 +4,7 @@ from phosd.engine.analysis.conditions import Condition, negated
 from phosd.engine.analysis.operands import Constant, Immediate, Real, Register, half_bits
 from phosd.engine.analysis.step import NotModelled, State, Step, Values, is_inverted
 from phosd.engine.analysis.terms import ZERO, Atom, Kind, Term, number
-from phosd.engine.analysis.words import Joined, Word
+from phosd.engine.analysis.words import ELSEWHERE, Joined, Word
 
 _SPECIAL = {
     **{f"SR_TID.{axis}": f"tid.{axis.lower()}" for axis in "XYZ"},
@@ -45,11 +45,15 @@ def load_special(step: Step) -> State:
 
 
 def to_uniform(step: Step) -> State:
-    """R2UR: one thread's word becomes that of all: it is known if all have the same."""
+    """R2UR: one thread's word becomes that of all of its warp."""
     destination, source = step.operands
+    if is_inverted(source):
+        raise NotModelled
     word = step.word(source)
     if not _same_in_block(word):
-        raise NotModelled
+        block = step.values.block
+        key = (ELSEWHERE, block, step.given)
+        word = step.values.words.choice(key, (word,), frozenset((block,)))
     return step.result(destination, word)
 
 
@@ -70,6 +74,8 @@ def _is_same(atom: Atom) -> bool:
             return _same_in_block(atom.args[1])
         case Kind.QUOTIENT | Kind.REMAINDER:
             return _same_in_block(atom.args[0])
+        case Kind.COMMON:
+            return all(map(_same_in_block, atom.args[0]))
     return False
 
 

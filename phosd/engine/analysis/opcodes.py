@@ -5,8 +5,8 @@ its kernel unknown. Where it is not certain how many registers are written, more
 in a register that was taken for written is any value, which is always right.
 """
 
-from collections.abc import Sequence
 from enum import Enum
+from functools import lru_cache
 
 from phosd.engine.analysis.operands import Operand, Predicate, Register, registers_from
 
@@ -57,14 +57,17 @@ def width(name: str, modifiers: tuple[str, ...]) -> int:
     return 1
 
 
-def results(name: str, modifiers: tuple[str, ...], operands: Sequence[Operand]) -> list[str]:
+@lru_cache(maxsize=1 << 16)
+def results(
+    name: str, modifiers: tuple[str, ...], operands: tuple[Operand, ...]
+) -> tuple[str, ...]:
     """Return all registers and predicates that an instruction writes, or more: the predicates in
     front, the first register, and the predicates that follow it.
     """
     if name in _WITHOUT_RESULT:
-        return []
+        return ()
     if name == "R2P":
-        return list(EVERY_PREDICATE)
+        return EVERY_PREDICATE
     found: list[str] = []
     register = False
     for operand in operands:
@@ -77,7 +80,7 @@ def results(name: str, modifiers: tuple[str, ...], operands: Sequence[Operand]) 
                 found += registers_from(operand.name, width(name, modifiers))
         else:
             break
-    return found
+    return tuple(found)
 
 
 class Use(Enum):

@@ -6,11 +6,14 @@ come from parameters, the address is in the memory that one of them points to, a
 pointers; which of them is a pointer is seen from their values, when the kernel is launched.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Any
 
 from phosd.engine.analysis.conditions import Facts, alternative
+from phosd.engine.analysis.evaluation import Evaluation, Launch
 from phosd.engine.analysis.follow import Access, Followed
-from phosd.engine.analysis.terms import Atom, Kind, Term
+from phosd.engine.analysis.terms import Atom, Kind, Term, terms_in
 
 POINTER_BYTES = 8
 
@@ -26,9 +29,11 @@ class Origin:
     anywhere: bool = False
 
 
-def origin(followed: Followed, access: Access) -> Origin:
-    """Return where the address of an access comes from."""
-    search = _Search(followed, access.facts)
+def origin(followed: Followed, access: Access, launch: Launch | None = None) -> Origin:
+    """Return where the address of an access comes from: for any launch, or for this one, whose
+    parameters may say which way threads take.
+    """
+    search = _Search(followed, access.facts, launch)
     search.term(access.address)
     if not search.parameters and not search.unknown and not search.anywhere:
         search.unknown.add("no pointer")
@@ -36,9 +41,10 @@ def origin(followed: Followed, access: Access) -> Origin:
 
 
 class _Search:
-    def __init__(self, followed: Followed, facts: Facts) -> None:
+    def __init__(self, followed: Followed, facts: Facts, launch: Launch | None) -> None:
         self._followed = followed
         self._facts = facts
+        self._launch = None if launch is None else Evaluation(followed, facts, launch)
         self._seen: set[Atom] = set()
         self.parameters: set[int] = set()
         self.unknown: set[str] = set()
@@ -63,9 +69,8 @@ class _Search:
             case ((Kind.SIGNED | Kind.UNSIGNED), (64, term)):
                 self.term(term)
             case Kind.CHOICE, (key, terms):
-                place = alternative(key, self._facts)
-                for one in terms if place is None else (terms[place],):
-                    self.term(one)
+                for place in self._places(key, len(terms)):
+                    self.term(terms[place])
             case Kind.EXTREME, (_, terms):
                 for one in terms:
                     self.term(one)
@@ -76,6 +81,40 @@ class _Search:
             case Kind.UNKNOWN, (_, _, 64, why):
                 self.unknown.add(why)
 
+    def _places(self, key: tuple[Any, ...], count: int) -> Collection[int]:
+        """Return which alternatives a choice may take."""
+        if self._launch is not None:
+            return self._launch.places(key, count)
+        known = alternative(key, self._facts)
+        return range(count) if known is None else (known,)
+
 
 def _is_opaque(atom: Atom) -> bool:
     return atom.kind not in (Kind.PARAMETER, Kind.DIMENSION, Kind.THREAD)
+
+
+def computed(followed: Followed, access: Access) -> bool:
+    """Return whether an address comes from parameters, indices and iterations alone, so that a
+    launch tells its range.
+    """
+    return _computed(followed, access.address, set())
+
+
+def _computed(followed: Followed, term: Term, seen: set[Atom]) -> bool:
+    return all(_is_computed(followed, atom, seen) for monomial in term.parts for atom in monomial)
+
+
+def _is_computed(followed: Followed, atom: Atom, seen: set[Atom]) -> bool:
+    if atom in seen:
+        return True
+    seen.add(atom)
+    inner = list(terms_in(atom.args))
+    if atom.kind is Kind.LOOP:
+        header, _, width = atom.args
+        carried = followed.carried[atom]
+        if carried.step(atom, followed.loops[header], width) is None:
+            return False
+        inner = [carried.initial]
+    elif atom.kind in (Kind.UNKNOWN, Kind.INDEXED):
+        return False
+    return all(_computed(followed, one, seen) for one in inner)

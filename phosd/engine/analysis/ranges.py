@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from phosd.engine.analysis.conditions import alternative
 from phosd.engine.analysis.evaluation import ADDRESSES, Assumed, Evaluation, Launch
 from phosd.engine.analysis.follow import Access, Followed
 from phosd.engine.analysis.terms import Atom, Kind, Term, terms_in
+from phosd.engine.analysis.words import ELSEWHERE
 
 _MOST_CASES = 32
 
@@ -63,12 +63,11 @@ def _cases(followed: Followed, access: Access, launch: Launch) -> Iterator[Evalu
     loops: set[int] = set()
     _collect(followed, access.address, choices, loops, set())
     every: list[Assumed] = [Assumed({}, {})]
+    decided = Evaluation(followed, access.facts, launch)
     for key, count in choices.items():
-        known = alternative(key, access.facts)
+        places = decided.places(key, count)
         every = [
-            Assumed({**one.chosen, key: place}, one.first)
-            for one in every
-            for place in (range(count) if known is None else (known,))
+            Assumed({**one.chosen, key: place}, one.first) for one in every for place in places
         ]
         if len(every) > _MOST_CASES:
             every = [Assumed({}, {})]
@@ -98,7 +97,10 @@ def _collect(
                 continue
             seen.add(atom)
             if atom.kind is Kind.CHOICE:
-                choices[atom.args[0]] = len(atom.args[1])
+                key, terms = atom.args
+                if key[0] == ELSEWHERE:
+                    continue
+                choices[key] = len(terms)
             inner = list(terms_in(atom.args))
             if atom.kind is Kind.LOOP:
                 loops.add(atom.args[0])

@@ -93,15 +93,16 @@ class Values:
 @dataclass
 class Step:
     """An instruction at ``at``, in a state that is not changed, for threads for which ``facts``
-    hold.
+    hold; ``given`` is the instruction's own guard.
     """
 
     values: Values
     at: int
     modifiers: tuple[str, ...]
-    operands: Sequence[Operand]
+    operands: tuple[Operand, ...]
     state: State
     facts: Facts
+    given: Condition
 
     # What operands hold.
 

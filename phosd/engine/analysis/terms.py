@@ -46,6 +46,8 @@ class Kind(Enum):
     """term, divisor: the greatest integer not above their quotient."""
     REMAINDER = "remainder"
     """term, power of two: the lowest bits."""
+    COMMON = "common"
+    """two words: the bits that both have."""
     CHOICE = "choice"
     """key, terms: one of these; equal keys choose alike."""
     EXTREME = "extreme"

@@ -44,6 +44,10 @@ class Joined:
 Word: TypeAlias = Term | High | Joined
 
 
+ELSEWHERE = "elsewhere"
+"""Key of a choice with one alternative: what it is for another thread of the warp."""
+
+
 class Words:
     """Operations on words. ``paired`` has the registers of loops that were found to belong
     together.
@@ -82,7 +86,7 @@ class Words:
 
     def choice(self, key: tuple[Any, ...], words: tuple[Word, ...], born: frozenset[int]) -> Word:
         """Return one of the words."""
-        if all(word == words[0] for word in words):
+        if key[0] != ELSEWHERE and all(word == words[0] for word in words):
             return words[0]
         terms = tuple(word for word in words if isinstance(word, Term))
         if len(terms) == len(words):
@@ -104,7 +108,7 @@ class Words:
             return self.atoms.choice(high.key, terms, high.born)
         if isinstance(high, Term) and (whole := self._of_terms(low, high)) is not None:
             return whole
-        return total(self.atoms.unsigned(32, low), scaled(self.term(high), WIDE))
+        return self.whole(total(self.atoms.unsigned(32, low), scaled(self.term(high), WIDE)))
 
     def fits(self, low: Term, high: Word) -> bool:
         """Return whether the two words are known to be parts of one number."""
@@ -165,28 +169,38 @@ class Words:
                 continue
             inner, divisor = atom.args
             if divisor == WIDE and self.atoms.low(inner) == low:
-                rest = self.atoms.low(difference(high, Term({monomial: 1})))
-                return self._whole_factors(total(inner, scaled(rest, WIDE)), rest)
+                rest = difference(high, Term({monomial: 1}))
+                return self.whole(total(inner, scaled(rest, WIDE)))
         return None
 
-    def _whole_factors(self, term: Term, crossed: Term) -> Term:
-        """Replace lower halves of numbers in products, whose upper halves are in ``crossed``, by
-        the numbers.
+    def whole(self, term: Term) -> Term:
+        """Return a 64-bit number in which lower and upper halves of numbers, each in a product of
+        its own, have become those numbers.
         """
-        for upper in {atom for monomial in crossed.parts for atom in monomial}:
-            if upper.kind is Kind.QUOTIENT and upper.args[1] == WIDE:
-                whole: Term = upper.args[0]
-            elif upper.kind is Kind.PARAMETER and upper.args[1] == 4:
-                whole = self.atoms.parameter(upper.args[0] - 4, 8)
-            else:
-                continue
-            lower = self.atoms.unsigned(32, whole).atom
-            if lower is not None:
-                instead = difference(whole, Term({(upper,): WIDE}))
+        upper = {m: f // WIDE for m, f in term.parts.items() if f % WIDE == 0}
+        if not upper:
+            return term
+        for atom in {one for monomial in upper for one in monomial}:
+            number_ = self._with_upper_half(atom)
+            lower = None if number_ is None else self.atoms.unsigned(32, number_).atom
+            if number_ is not None and lower and any(lower in m for m in term.parts):
+                instead = difference(number_, scaled(Term({(atom,): 1}), WIDE))
                 term = self._replaced(term, lower, instead)
-        upper_part = {m: f // WIDE for m, f in term.parts.items() if f % WIDE == 0}
+        upper = {m: f // WIDE for m, f in term.parts.items() if f % WIDE == 0}
         rest = {m: f for m, f in term.parts.items() if f % WIDE}
-        return modulo(total(Term(rest), scaled(self.atoms.low(Term(upper_part)), WIDE)), 64)
+        return modulo(total(Term(rest), scaled(self.atoms.low(Term(upper)), WIDE)), 64)
+
+    def _with_upper_half(self, atom: Atom) -> Term | None:
+        """Return the number whose upper half an atom is."""
+        if atom.kind is Kind.QUOTIENT:
+            inner, divisor = atom.args
+            if divisor >= WIDE and divisor % WIDE == 0:
+                return self.atoms.quotient(inner, divisor // WIDE)
+            if WIDE % divisor == 0:
+                return scaled(inner, WIDE // divisor)
+        if atom.kind is Kind.PARAMETER and atom.args[1] == 4 and atom.args[0] >= 4:
+            return self.atoms.parameter(atom.args[0] - 4, 8)
+        return None
 
     def _replaced(self, term: Term, atom: Atom, instead: Term) -> Term:
         kept = Term({m: f for m, f in term.parts.items() if atom not in m})

@@ -70,7 +70,7 @@ class _Writer:
             return self.leaf()
         r = self.random
         one, other = self.expression(depth - 1), self.expression(r.randrange(depth))
-        made = self._combined(one, other, r.randrange(16))
+        made = self._combined(one, other, r.randrange(19))
         if max(-made.low, made.high) >= REACH:
             mask = r.choice((255, 1023, 4095))
             return Expression(f"({made.text} & {mask})", 0, mask)
@@ -123,6 +123,14 @@ class _Writer:
             return Expression(f"(int)(((unsigned){one.text} * {factor}u >> 7) & {mask}u)", 0, mask)
         if kind == 14:  # narrow
             return Expression(f"(int)(short)({one.text} * 77)", -32768, 32767)
+        if kind == 15:
+            how = r.choice("&|^")
+            return Expression(f"(({one.text} {how} {other.text}) & 2047)", 0, 2047)
+        if kind == 16:  # at run time
+            most = max(abs(one.low), abs(one.high))
+            return Expression(f"({one.text} / ({r.choice('nsm')} | 1))", -most, most)
+        if kind == 17:  # from memory
+            return Expression(f"(int)((unsigned char*)t.p)[{one.text} & 63]", 0, 255)
         return Expression(f"(int)((unsigned){one.text} / 3u & 8191u)", 0, 8191)
 
     def condition(self) -> str:
@@ -244,7 +252,7 @@ class _Writer:
         step = r.choice(("1", "-1", "s", "3"))
         self.line(f"int* p{name} = {self.pointer()} + {start.text};")
         self.line(f"for (int k = 0; k < {r.choice(('n', '7', 's'))}; ++k, p{name} += {step}) {{")
-        self.line(f"*p{name} = {r.choice((f'p{name}[1]', 'k', self.value()))};")
+        self.line(f"*p{name} = {r.choice(('k', self.value()))};")
         return self.line("}")
 
 

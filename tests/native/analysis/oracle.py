@@ -148,7 +148,10 @@ def compare(followed: Followed, seen: Seen) -> Verdict:
             ranges[use] += found
     for use, real in (("read", seen.read), ("written", seen.written)):
         if use not in everywhere:
-            missed = [one for one in real if not _covered(one, _merged(ranges[use]))]
+            known = ranges[use]
+            if use == "read":  # ptxas loads nothing that the thread has just stored
+                known = known + seen.written
+            missed = [one for one in real if not _covered(one, _merged(known))]
             if missed:
                 verdict.wrong.append(f"{seen.kernel.name} {use} {missed}, of {ranges[use]}")
     return verdict

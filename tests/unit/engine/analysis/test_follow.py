@@ -37,6 +37,7 @@ def test_an_element_for_each_thread() -> None:
         ("ISETP.GE.AND P0,PT,R0,c[0x0][0x218],PT\n@P0 EXIT", 10),
         ("ISETP.GE.AND P0,PT,R0,c[0x0][0x218],PT\n@!P0 EXIT", 32),  # and not below 10
         ("ISETP.GE.AND P0,PT,R0,c[0x0][0x218],PT\n@P0 EXIT P1", 32),  # not all of them leave
+        ("EXIT P1", 32),
         ("ISETP.GE.U32.AND P0,PT,R0,0x7,PT\n@P0 EXIT", 7),
         ("ISETP.GE.OR P0,PT,R0,c[0x0][0x218],P1\n@P0 EXIT", 10),
         ("ISETP.GE.AND P0,PT,R0,c[0x0][0x218],P1\n@P0 EXIT", 32),
@@ -159,9 +160,71 @@ def test_a_loop(compare: str, end: int, step: int, begin: int, last: int) -> Non
 
 @pytest.mark.parametrize(
     ("compare", "end", "step"),
-    [("LT", 100, -1), ("NE", 64, 3), ("LT", 0x7FFFFFFF, 2), ("EQ", 5, 1), ("LT", 100, 0)],
+    [("LT", 100, -1), ("NE", 64, 3), ("LT", 0x7FFFFFFF, 2), ("EQ", 5, 1), ("GT", -(1 << 31), -2)],
 )
 def test_a_loop_that_may_wrap_has_no_end(compare: str, end: int, step: int) -> None:
     found = followed(PREPARED + LOOP.format(compare=compare))
-    (one,) = where(found, end, step)
-    assert one is None or one[-1].end - one[0].begin >= 4 * 32
+    assert where(found, end, step) == [None]
+
+
+def test_a_loop_without_a_step_stays() -> None:
+    found = followed(PREPARED + LOOP.format(compare="LT"))
+    assert where(found, 100, 0) == [[Span(POINTER, POINTER + 4 * 32)]]
+
+
+@pytest.mark.parametrize(("end", "elements"), [(63, 61), (64, None)])
+def test_a_loop_until_equal_must_meet_its_end(end: int, elements: int | None) -> None:
+    text = LOOP.format(compare="NE").replace("MOV R6,R0", "MOV R6,RZ")
+    (one,) = where(followed(PREPARED + text), end, 3)
+    assert (elements is None) == (one is None)
+    assert one is None or (one[0].begin, one[-1].end) == (POINTER, POINTER + 4 * (elements or 0))
+
+
+FROM_MEMORY = """
+MOV R6,RZ
+LDG.E.U8 R8,desc[UR4][R2.64]
+ISETP.GE.AND P1,PT,R8,0xa,PT
+IMAD.WIDE R4,R6,0x4,R2
+@!P1 STG.E desc[UR4][R4.64],RZ
+IADD3 R6,R6,0x1,RZ
+ISETP.LT.AND P0,PT,R6,R8,PT
+@P0 BRA 0x30
+EXIT
+"""
+
+
+def test_what_holds_of_a_value_does_not_hold_of_the_one_before() -> None:
+    """The store knows that the value is below 10; the loop has gone on for others."""
+    _, store = followed(PREPARED + FROM_MEMORY).accesses
+    found = followed(PREPARED + FROM_MEMORY)
+    assert store.use is Use.WRITTEN
+    one = where(found)[1]
+    assert one is None or one[-1].end >= POINTER + 4 * 255
+
+
+@pytest.mark.parametrize(
+    ("text", "begin"),
+    [
+        ("IADD3 R4,P0,R2,-R8,RZ\nIADD3.X R5,R3,~R9,RZ,P0,!PT", POINTER - 0x8000),
+        ("IADD3 R4,P0,-R8,R2,RZ\nIMAD.X R5,R3,0x1,~R9,P0", POINTER - 0x8000),
+        ("IADD3 R4,P0,R2,R8,RZ\nIMAD.X R5,R9,0x1,R3,P0", POINTER + 0x8000),
+        ("IADD3 R4,P1,P0,R2,R8,R8\nIADD3.X R5,R3,R9,R9,P1,P0", POINTER + 0x10000),
+        ("LEA R4,P0,R8,R2,0x3\nLEA.HI.X R5,R8,R3,R9,0x3,P0", POINTER + 0x40000),
+        ("IADD3 R4,P0,R2,-0x10,RZ\nIADD3.X R5,R3,-0x1,RZ,P0,!PT", POINTER - 0x10),
+        ("LEA R4,P0,R0,R2,0x2\nLEA.HI.X.SX32 R5,R0,R3,0x2,P0", POINTER),
+        ("IADD3 R4,P0,R0,R2,RZ\nLEA.HI.X.SX32 R5,R0,R3,0x1,P0", POINTER),
+        ("LOP3.LUT R4,R2,0xfffffff0,RZ,0xc0,!PT\nMOV R5,R3", POINTER),
+        ("IMAD.WIDE.U32 R4,R8,0x2,R2\nIMAD R9,R9,0x2,RZ\nIADD3 R5,R5,R9,RZ", POINTER + 0x10000),
+    ],
+)
+def test_a_number_in_two_registers(text: str, begin: int) -> None:
+    text = f"LDC.64 R8,c[0x0][0x218]\n{text}\nSTG.E desc[UR4][R4.64],RZ\nEXIT"
+    (one,) = where(followed(PREPARED + text), 0x8000)
+    assert one is not None
+    assert one[0].begin == begin
+    assert one[-1].end <= begin + 4 * 32
+
+
+def test_halves_that_do_not_belong_together() -> None:
+    text = "IADD3 R4,P0,R2,R0,RZ\nIADD3.X R5,R9,RZ,RZ,P0,!PT\nSTG.E desc[UR4][R4.64],RZ\nEXIT"
+    assert where(followed(PREPARED + text)) == [None]

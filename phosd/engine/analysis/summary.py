@@ -1,0 +1,114 @@
+"""Sum up what a module's kernels access: which parameters they read through, and write through.
+
+A *role* is what is done with the memory that a parameter points to. Roles hold for every launch;
+what a particular one accesses, and in which ranges, ``provenance`` and ``ranges`` tell from its
+parameters.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from phosd.engine.analysis import cubin
+from phosd.engine.analysis.control_flow import Unknown
+from phosd.engine.analysis.cubin import Kernel
+from phosd.engine.analysis.disassembly import Function, disassemble
+from phosd.engine.analysis.follow import Access, Followed, follow
+from phosd.engine.analysis.images import Entry, Form, entries
+from phosd.engine.analysis.opcodes import Use
+from phosd.engine.analysis.provenance import Origin, computed, origin
+from phosd.engine.analysis.tools import Tool, run
+from phosd.errors import Unsupported
+
+_TARGET = re.compile(rb"^\s*\.target\s+(sm_\d+[af]?)", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What is known of a kernel: nothing, for ``reason``, or all of its accesses."""
+
+    kernel: Kernel
+    reason: str = ""
+    followed: Followed | None = None
+    accesses: tuple[tuple[Access, Origin], ...] = ()
+    roles: Mapping[int, Use] = field(default_factory=dict)
+
+    def unknown(self, use: Use) -> frozenset[str]:
+        """Return why the memory that is read, or written, is not known; nothing if it is."""
+        if self.reason:
+            return frozenset((self.reason,))
+        found = frozenset[str]()
+        for access, came in self.accesses:
+            if access.use in (use, Use.BOTH):
+                found |= came.unknown | ({"indexed parameter"} if came.anywhere else set())
+        return found
+
+    def computed(self, use: Use) -> bool:
+        """Return whether all addresses that are read, or written, come from parameters, thread and
+        block indices and iterations alone: a launch tells their ranges.
+        """
+        return self.followed is not None and all(
+            computed(self.followed, access)
+            for access, _ in self.accesses
+            if access.use in (use, Use.BOTH)
+        )
+
+
+def summarise(image: bytes, architecture: int) -> Iterator[Summary]:
+    """Yield a summary of each kernel of a module: of its cubins for an architecture, or if it has
+    none, of its PTX. Raises :class:`Unsupported` for what is no module, and
+    :class:`~phosd.errors.Internal` if a tool is missing.
+    """
+    found = list(entries(image))
+    cubins = [one for one in found if one.form is Form.CUBIN]
+    chosen = [one for one in cubins if one.architecture in (0, architecture)]
+    if not chosen:
+        chosen = [one for one in found if one.form is Form.PTX]
+    if not chosen:
+        others = sorted({one.architecture for one in found})
+        raise Unsupported(
+            f"the module has no code for sm_{architecture}",
+            hint=f"it has code for {', '.join(f'sm_{other}' for other in others) or 'none'}",
+            reason="other-architecture",
+        )
+    for entry in chosen:
+        yield from _of_cubin(_compiled(entry, architecture))
+
+
+def _compiled(entry: Entry, architecture: int) -> bytes:
+    code = entry.read()
+    if entry.form is Form.CUBIN:
+        return code
+    target = _TARGET.search(code)
+    name = target[1].decode() if target else ""
+    if name.rstrip("af") != f"sm_{architecture}":
+        name = f"sm_{architecture}"
+    return run(Tool.PTXAS, ["--gpu-name", name], code)
+
+
+def _of_cubin(image: bytes) -> Iterator[Summary]:
+    kernels = cubin.read(image)
+    try:
+        functions = {one.name: one for one in disassemble(image).functions}
+    except Unsupported as error:
+        for kernel in kernels.values():
+            yield Summary(kernel, error.what)
+        return
+    for name, kernel in kernels.items():
+        yield _of_kernel(kernel, functions.get(name))
+
+
+def _of_kernel(kernel: Kernel, function: Function | None) -> Summary:
+    if function is None:
+        return Summary(kernel, "no code")
+    try:
+        followed = follow(kernel, function.code)
+    except Unknown as error:
+        return Summary(kernel, error.reason)
+    accesses = tuple((access, origin(followed, access)) for access in followed.accesses)
+    roles: dict[int, Use] = {}
+    for access, came in accesses:
+        for offset in came.parameters:
+            before = roles.get(offset, access.use)
+            roles[offset] = access.use if before is access.use else Use.BOTH
+    return Summary(kernel, "", followed, accesses, roles)
