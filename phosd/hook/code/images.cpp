@@ -16,10 +16,18 @@ constexpr uint64_t kMaxCopy = 8u << 20;
 constexpr uint64_t kMaxCopies = 64u << 20;
 constexpr size_t kMaxImages = 1u << 16;
 
-std::mutex mutex;
-std::vector<Image> all;
-std::unordered_set<uint64_t> hashes;
-uint64_t copied = 0;
+struct Known {
+    std::mutex mutex;
+    std::vector<Image> all;
+    std::unordered_set<uint64_t> hashes;
+    uint64_t copied = 0;
+};
+
+// Never destroyed: a program may load modules while it exits.
+Known& known() {
+    static Known* const images = new Known;
+    return *images;
+}
 
 struct Search {
     uint64_t begin;
@@ -45,40 +53,43 @@ bool in_loaded_object(const void* bytes, uint64_t size) {
 }
 
 // Returns a copy of an image, or null if there is no room for one.
-void* copy_of(const void* bytes, uint64_t size) {
-    if (size > kMaxCopy || copied + size > kMaxCopies) return nullptr;
+void* copy_of(const void* bytes, uint64_t size, uint64_t* copied) {
+    if (size > kMaxCopy || *copied + size > kMaxCopies) return nullptr;
     void* copy = std::malloc(size);
     if (!copy) return nullptr;
-    copied += size;
+    *copied += size;
     return std::memcpy(copy, bytes, size);
 }
 
-bool is_new(uint64_t hash) {
-    return hash && all.size() < kMaxImages && hashes.insert(hash).second;
+bool is_new(Known* images, uint64_t hash) {
+    return hash && images->all.size() < kMaxImages && images->hashes.insert(hash).second;
 }
 
 }  // namespace
 
 void note(uint64_t hash, const void* bytes, uint64_t size) {
     const bool stays = in_loaded_object(bytes, size);
-    const std::lock_guard lock(mutex);
-    if (!is_new(hash)) return;
-    const void* kept = stays ? bytes : copy_of(bytes, size);
+    Known& images = known();
+    const std::lock_guard lock(images.mutex);
+    if (!is_new(&images, hash)) return;
+    const void* kept = stays ? bytes : copy_of(bytes, size, &images.copied);
     const wire::Held held = stays  ? wire::Held::in_object
                             : kept ? wire::Held::in_copy
                                    : wire::Held::not_kept;
-    all.push_back({hash, reinterpret_cast<uint64_t>(kept), size, held, {}});
+    images.all.push_back({hash, reinterpret_cast<uint64_t>(kept), size, held, {}});
 }
 
 void note_file(uint64_t hash, const char* path, uint64_t size) {
-    const std::lock_guard lock(mutex);
-    if (is_new(hash)) all.push_back({hash, 0, size, wire::Held::in_file, path});
+    Known& images = known();
+    const std::lock_guard lock(images.mutex);
+    if (is_new(&images, hash)) images.all.push_back({hash, 0, size, wire::Held::in_file, path});
 }
 
-std::vector<Image> after(size_t known) {
-    const std::lock_guard lock(mutex);
-    if (known >= all.size()) return {};
-    return {all.begin() + static_cast<ptrdiff_t>(known), all.end()};
+std::vector<Image> after(size_t first) {
+    Known& images = known();
+    const std::lock_guard lock(images.mutex);
+    if (first >= images.all.size()) return {};
+    return {images.all.begin() + static_cast<ptrdiff_t>(first), images.all.end()};
 }
 
 }  // namespace phos::images

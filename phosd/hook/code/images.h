@@ -24,7 +24,7 @@ struct Image {
 void note(uint64_t hash, const void* bytes, uint64_t size);
 void note_file(uint64_t hash, const char* path, uint64_t size);
 
-// Returns those after the first `known` ones, each hash once, in the order in which they came.
-std::vector<Image> after(size_t known);
+// Returns all from the number `first` on, each hash once, in the order in which they came.
+std::vector<Image> after(size_t first);
 
 }  // namespace phos::images

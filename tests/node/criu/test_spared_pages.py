@@ -30,6 +30,7 @@ from phosd.engine.program import tree
 from phosd.engine.system import procfs
 from phosd.errors import ImageCorrupt, Internal
 from tests.node.criu.life import SYSTEM_PYTHON, USER, Life, in_order, wait_for
+from tests.support.harness import alive
 
 ROOT = Path(__file__).parents[3]
 
@@ -215,7 +216,7 @@ def test_a_fault_leaves_nothing(large: Life, monkeypatch: pytest.MonkeyPatch, ki
     else:
         with pytest.raises((Internal, OSError), match="restore-pages"):
             large.restore()
-        assert procfs.stat(large.pid) is None
+        assert not alive(large.pid)
         large.restore()
     assert in_order(large.counts_on(by=2))
 
@@ -237,7 +238,7 @@ def test_what_a_killed_phosd_leaves_is_found(large: Life) -> None:
     )
     assert died.returncode == -signal.SIGKILL
     os.kill(large.pid, signal.SIGKILL)  # it is held for ever, until the next phosd ends it
-    wait_for(lambda: procfs.stat(large.pid) is None)
+    wait_for(lambda: not alive(large.pid))
     assert len([*large.private.iterdir()]) > 1
     remove_left(large.private, {"images"})
     for path in (large.images, *large.images.rglob("*")):  # as the next phosd does
@@ -253,7 +254,7 @@ def test_a_process_that_is_killed_meanwhile(large: Life, monkeypatch: pytest.Mon
     def killed(self: spared.PagesPutBack, ids: dict[int, int]) -> list[Piece]:
         pieces = begun(self, ids)
         os.kill(large.pid, signal.SIGKILL)
-        wait_for(lambda: procfs.ending(large.pid) or procfs.stat(large.pid) is None)
+        wait_for(lambda: procfs.ending(large.pid) or not alive(large.pid))
         return pieces
 
     with monkeypatch.context() as patch:
@@ -277,7 +278,7 @@ def test_memory_that_cannot_be_written_is_named(
     monkeypatch.setattr(spared.PagesPutBack, "_pieces", elsewhere)
     with pytest.raises(Internal, match=rf"memory of process {large.pid} .* 0x1000: Input/output"):
         large.restore()
-    assert procfs.stat(large.pid) is None
+    assert not alive(large.pid)
 
 
 def test_what_is_written_before_it_is_checked_never_runs(
@@ -299,7 +300,7 @@ def test_what_is_written_before_it_is_checked_never_runs(
     monkeypatch.setattr(spared.PagesPutBack, "complete", noting)
     with pytest.raises(ImageCorrupt, match="not what was saved"):
         restore_tree(large.criu, large.saved_tree, TreeRestoreOptions(), complete=refused)
-    assert procfs.stat(large.pid) is None
+    assert not alive(large.pid)
     assert large.values() == before
 
 
@@ -325,7 +326,7 @@ def test_a_damaged_list_is_refused(large: Life, name: str) -> None:
     path.write_bytes(content[:-3] + bytes([content[-3] ^ 1]) + content[-2:])
     with pytest.raises(ImageCorrupt, match=name):
         restore_tree(large.criu, large.saved_tree, TreeRestoreOptions())
-    assert procfs.stat(large.pid) is None
+    assert not alive(large.pid)
     path.write_bytes(content)
 
 
