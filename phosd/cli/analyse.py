@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     show_default=True,
     help="Of which GPUs the code is looked at: 90 is sm_90.",
 )
-def analyse(settings: Settings, file: Path, architecture: int) -> None:
+@click.option("--kernel", "names", multiple=True, help="Only the kernel of this (mangled) name.")
+def analyse(settings: Settings, file: Path, architecture: int, names: tuple[str, ...]) -> None:
     """Say what the kernels in FILE read and write, from their machine code: in a cubin, a fat
     binary, PTX, or a library that has fat binaries inside.
 
@@ -35,11 +36,12 @@ def analyse(settings: Settings, file: Path, architecture: int) -> None:
     \b
     Examples:
       phos analyse kernels.cubin
+      phos analyse kernels.cubin --kernel _Z3addPfPKfi
       phos analyse libtorch_cuda.so --json | jq -r .unknown_writes[] | sort | uniq -c
     """
     from phosd.engine.analysis.summary import summarise
 
-    rows = [_row(one) for one in summarise(file.read_bytes(), architecture)]
+    rows = [_row(one) for one in summarise(file.read_bytes(), architecture, names or None)]
     settings.rows(
         rows,
         {
@@ -51,7 +53,7 @@ def analyse(settings: Settings, file: Path, architecture: int) -> None:
             ),
             "KERNEL": lambda row: row["kernel"],
         },
-        empty=f"{file} has no kernels for sm_{architecture}",
+        empty=f"{file} has no {'such ' if names else ''}kernels for sm_{architecture}",
     )
     if rows and not settings.json:
         settings.say("")

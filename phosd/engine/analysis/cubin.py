@@ -10,7 +10,7 @@ hold records of an attribute's number and its value, of which these are read:
 """
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from phosd.errors import Unsupported
@@ -72,6 +72,15 @@ def read(image: bytes) -> dict[str, Kernel]:
             and any(number == _PARAM_CBANK for number, _ in _attributes(section.data))
         }
     except (struct.error, IndexError, ValueError, OverflowError) as error:
+        raise _damaged(str(error)) from error
+
+
+def symbols_of(image: bytes, names: Collection[str]) -> list[int]:
+    """Return the numbers of the symbols of these kernels. Raises as :func:`read`."""
+    try:
+        symbols = enumerate(_symbols(_sections(image)))
+        return [at for at, (name, info, *_) in symbols if info & 15 == _FUNCTION and name in names]
+    except (struct.error, IndexError, UnicodeDecodeError) as error:
         raise _damaged(str(error)) from error
 
 

@@ -4,6 +4,7 @@ Its JSON has a header with the schema's version, and the functions: of each the 
 instruction the guard (``predicate``), the opcode with its modifiers and the operands, as text.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -59,11 +60,14 @@ class Disassembly:
     functions: list[Function]
 
 
-def disassemble(cubin: bytes) -> Disassembly:
-    """Decode a cubin. Raises :class:`Unsupported` for what nvdisasm refuses or cannot finish, and
-    :class:`Internal` where nvdisasm is missing or another one.
+def disassemble(cubin: bytes, symbols: Sequence[int] = ()) -> Disassembly:
+    """Decode a cubin, or the functions of some of its symbols.
+
+    Raises :class:`Unsupported` for what nvdisasm refuses or cannot finish, and :class:`Internal`
+    where nvdisasm is missing or another one.
     """
-    output = run(Tool.NVDISASM, ["--emit-json"], cubin)
+    chosen = ["--cuda-function-index", ",".join(map(str, symbols))] if symbols else []
+    output = run(Tool.NVDISASM, ["--emit-json", *chosen], cubin)
     try:
         header, functions = msgspec.json.decode(output, type=tuple[_Header, list[Function]])
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -6,7 +6,7 @@ parameters.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from phosd.engine.analysis import cubin
@@ -54,10 +54,14 @@ class Summary:
         )
 
 
-def summarise(image: bytes, architecture: int) -> Iterator[Summary]:
-    """Yield a summary of each kernel of a module: of its cubins for an architecture, or if it has
-    none, of its PTX. Raises :class:`Unsupported` for what is no module, and
-    :class:`~phosd.errors.Internal` if a tool is missing.
+def summarise(
+    image: bytes, architecture: int, names: Collection[str] | None = None
+) -> Iterator[Summary]:
+    """Yield a summary of each kernel of a module, or of those with these names: of its cubins for
+    an architecture, or if it has none, of its PTX.
+
+    Raises :class:`Unsupported` for what is no module, and :class:`~phosd.errors.Internal` if a tool
+    is missing.
     """
     found = list(entries(image))
     cubins = [one for one in found if one.form is Form.CUBIN]
@@ -72,7 +76,7 @@ def summarise(image: bytes, architecture: int) -> Iterator[Summary]:
             reason="other-architecture",
         )
     for entry in chosen:
-        yield from _of_cubin(_compiled(entry, architecture))
+        yield from _of_cubin(_compiled(entry, architecture), names)
 
 
 def _compiled(entry: Entry, architecture: int) -> bytes:
@@ -86,10 +90,16 @@ def _compiled(entry: Entry, architecture: int) -> bytes:
     return run(Tool.PTXAS, ["--gpu-name", name], code)
 
 
-def _of_cubin(image: bytes) -> Iterator[Summary]:
+def _of_cubin(image: bytes, names: Collection[str] | None) -> Iterator[Summary]:
     kernels = cubin.read(image)
+    symbols: list[int] = []
+    if names is not None:
+        kernels = {name: kernel for name, kernel in kernels.items() if name in names}
+        symbols = cubin.symbols_of(image, kernels.keys())
+        if not symbols:
+            return
     try:
-        functions = {one.name: one for one in disassemble(image).functions}
+        functions = {one.name: one for one in disassemble(image, symbols).functions}
     except Unsupported as error:
         for kernel in kernels.values():
             yield Summary(kernel, error.what)

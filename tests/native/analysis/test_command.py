@@ -47,6 +47,13 @@ def test_roles_and_ranges(module: tuple[bytes, bytes], tmp_path: Path) -> None:
         assert not rows["count"]["ranges_written"]
 
 
+def test_one_kernel(module: tuple[bytes, bytes], tmp_path: Path) -> None:
+    (tmp_path / "k").write_bytes(module[1])
+    done = analyse(tmp_path / "k", "--kernel", "chase", "--json")
+    assert [json.loads(line)["kernel"] for line in done.stdout.splitlines()] == ["chase"]
+    assert "no such kernels" in analyse(tmp_path / "k", "--kernel", "none").stderr
+
+
 def test_what_is_printed(module: tuple[bytes, bytes], tmp_path: Path) -> None:
     (tmp_path / "k").write_bytes(module[1])
     done = analyse(tmp_path / "k")
