@@ -74,7 +74,7 @@ def test_off_and_on_again(
     target = start(program)
     target.wait_for_steps(5)
     gpu = list_gpus()[0]
-    assert target.pid in gpu.pids
+    assert target.pid in gpu.pids and gpu.memory_used is not None
     assert 0 < gpu.memory_used <= gpu.memory_total - free(0)  # NVML leaves out what it reserves
     suspended = suspend(node, target.pid, SuspendOptions(where=where), Progress())
     assert target.pid not in list_gpus()[0].pids
