@@ -5,7 +5,6 @@ opcodes' names alone; what they compute is checked against the software GPU (``t
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 from phosd.engine.analysis.conditions import Carry, Condition
 from phosd.engine.analysis.terms import (
@@ -116,8 +115,7 @@ def carry(plus: Sequence[Term], minus: Sequence[Term], ordinal: int) -> Conditio
     plus = [term for term in plus if term.parts]
     if not minus and len(plus) <= 1:
         return False
-    key: Any = hash
-    return Carry(tuple(sorted(plus, key=key)), tuple(sorted(minus, key=key)), ordinal)
+    return Carry(tuple(plus), tuple(minus), ordinal)
 
 
 def add_shifted(words: Words, shifted: Term, base: Word, into: Condition) -> Word | None:

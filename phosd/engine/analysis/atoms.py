@@ -128,7 +128,7 @@ class Atoms:
             for within in map(range_of, (one, other))
             if within and within[0] >= 0 and within[1] < 1 << 32
         ]
-        words = tuple(sorted((one, other), key=hash))
+        words = (one, other)
         within = 0, min(ends, default=(1 << 32) - 1)
         return self._get(Kind.COMMON, (words,), one.born | other.born, within)
 

@@ -74,6 +74,18 @@ def negated(condition: Condition) -> Condition:
             return place if isinstance(place, Carry) else Opaque(place, not inverted)
 
 
+def is_plain(condition: Condition) -> bool:
+    """Return whether this one of two opposite conditions stands for both."""
+    match condition:
+        case Compare(how):
+            return how in ("LT", "LE", "EQ")
+        case Table(bits):
+            return bits & 1 == 0
+        case Opaque(place, inverted):
+            return not inverted and not isinstance(place, Carry)
+    return True
+
+
 def table(bits: int, a: Condition, b: Condition, c: Condition) -> Condition:
     """Return the function of three conditions in its simplest form."""
     of = [a, b, c]
@@ -123,7 +135,26 @@ def alternative(key: tuple[Any, ...], facts: Facts) -> int | None:
     """
     if key[0] != "if":
         return None
-    return 0 if key[1] in facts else 1 if negated(key[1]) in facts else None
+    condition = key[1]
+    if condition in facts:
+        return 0
+    return 1 if negated(condition) in facts or _excluded(condition, facts) else None
+
+
+def _excluded(condition: Condition, facts: Facts) -> bool:
+    """Return whether a number that is to be equal to one is known to be equal to another."""
+    if not isinstance(condition, Compare) or condition.how != "EQ":
+        return False
+    if condition.other.constant is None:
+        return False
+    return any(
+        isinstance(fact, Compare)
+        and fact.how == "EQ"
+        and fact.one == condition.one
+        and fact.width == condition.width
+        and fact.other.constant not in (None, condition.other.constant)
+        for fact in facts
+    )
 
 
 def simplified(condition: Table, facts: Facts) -> Condition:

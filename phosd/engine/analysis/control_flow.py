@@ -5,8 +5,9 @@ Each thread is followed by itself. What reconverges the threads of a warp (``BSS
 where one begins.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from phosd.engine.analysis.disassembly import INSTRUCTION_BYTES, Instruction
 from phosd.engine.analysis.operands import (
@@ -17,6 +18,9 @@ from phosd.engine.analysis.operands import (
     target,
 )
 from phosd.engine.analysis.terms import carried_by
+
+Branches: TypeAlias = Mapping[int, Sequence[int]]
+"""Offsets of instructions, by the offset of the branch that may lead there."""
 
 MAX_INSTRUCTIONS = 1 << 18
 _JUMPS = frozenset(("BRA", "EXIT", "RET", "KILL", "WARPSYNC", "BRX", "JMP", "JMX"))
@@ -80,7 +84,9 @@ def _invert(guard: Predicate) -> Predicate:
     return Predicate(guard.name, not guard.inverted)
 
 
-def _jump(code: Sequence[Instruction], at: int) -> tuple[list[Edge], bool] | None:
+def _jump(
+    code: Sequence[Instruction], at: int, branches: Branches
+) -> tuple[list[Edge], bool] | None:
     """Return the edges of the instruction but the one to the next, whether that is also taken and
     its guard; None if it is no jump.
     """
@@ -103,6 +109,11 @@ def _jump(code: Sequence[Instruction], at: int) -> tuple[list[Edge], bool] | Non
         if "COLLECTIVE" not in modifiers:
             return None
         return [Edge(at, _target(code, at), None)], True
+    if name == "BRX":
+        targets = branches.get(at * INSTRUCTION_BYTES)
+        if not targets:
+            raise Unknown("indirect branch")
+        return [Edge(at, _inside(code, one), None) for one in targets], guard is not None
     if name != "BRA":
         raise Unknown("indirect branch")
     if len(parse_all(instruction.operands)) > 1:  # depends on the warp
@@ -121,17 +132,22 @@ def _otherwise(instruction: Instruction, jump: tuple[list[Edge], bool] | None) -
 
 
 def _target(code: Sequence[Instruction], at: int) -> int:
-    offset = target(code[at])
+    return _inside(code, target(code[at]))
+
+
+def _inside(code: Sequence[Instruction], offset: int | None) -> int:
     if offset is None or offset % INSTRUCTION_BYTES or offset // INSTRUCTION_BYTES >= len(code):
         raise Unknown("branch to elsewhere")
     return offset // INSTRUCTION_BYTES
 
 
-def build(code: Sequence[Instruction], entry: int) -> Graph:
-    """Return the graph of what is reached from ``entry``. Raises :class:`Unknown`."""
+def build(code: Sequence[Instruction], entry: int, branches: Branches) -> Graph:
+    """Return the graph of what is reached from ``entry``; ``branches`` has the targets of those
+    through registers. Raises :class:`Unknown`.
+    """
     if len(code) > MAX_INSTRUCTIONS:
         raise Unknown("too large")
-    jumps, leaders = _explore(code, entry)
+    jumps, leaders = _explore(code, entry, branches)
     blocks: dict[int, Block] = {}
     for leader in sorted(leaders):
         end = leader + 1
@@ -153,7 +169,7 @@ def build(code: Sequence[Instruction], entry: int) -> Graph:
 
 
 def _explore(
-    code: Sequence[Instruction], entry: int
+    code: Sequence[Instruction], entry: int, branches: Branches
 ) -> tuple[dict[int, tuple[list[Edge], bool]], set[int]]:
     """Return the jumps that are reached, and where blocks begin."""
     jumps: dict[int, tuple[list[Edge], bool]] = {}
@@ -166,7 +182,7 @@ def _explore(
             if at >= len(code):
                 raise Unknown("runs out of its code")
             seen.add(at)
-            jump = _jump(code, at)
+            jump = _jump(code, at, branches)
             if jump is None:
                 at += 1
                 continue

@@ -6,7 +6,9 @@ hold records of an attribute's number and its value, of which these are read:
 - 0x0a ``PARAM_CBANK``: where in constant bank 0 the parameters begin;
 - 0x17 and 0x45 ``KPARAM_INFO``: ordinal, offset and size of one parameter. The format tells no
   types: neither what is a pointer nor what is const.
-- 0x19 ``CBANK_PARAM_SIZE``: the size of all of them.
+- 0x19 ``CBANK_PARAM_SIZE``: the size of all of them;
+- 0x34 ``INDIRECT_BRANCH_TARGETS``: the offset of a branch through a register, 0, how many targets
+  it has, and the offset of each.
 """
 
 import struct
@@ -25,6 +27,7 @@ _SYMBOLS, _RELOCATIONS = 2, 4  # SHT_SYMTAB, SHT_RELA
 _FUNCTION = 2  # STT_FUNC
 _INFO = ".nv.info."
 _PARAM_CBANK, _KPARAM_INFO, _CBANK_PARAM_SIZE, _KPARAM_INFO_V2 = 0x0A, 0x17, 0x19, 0x45
+_INDIRECT_BRANCH_TARGETS = 0x34
 _LONG_VALUE = 4  # EIFMT_SVAL: the value follows the record, otherwise it is in it
 
 
@@ -40,7 +43,8 @@ class Parameter:
 class Kernel:
     """A kernel's parameters, by offset. ``base`` is where the buffer begins in bank 0, and
     ``size`` its bytes. ``subroutines`` has the offset of each function within the kernel's code;
-    ``addresses`` whose address is at each offset of constant bank 4.
+    ``addresses`` whose address is at each offset of constant bank 4; ``branches`` where each branch
+    through a register leads to, by its offset.
     """
 
     name: str
@@ -49,6 +53,7 @@ class Kernel:
     parameters: tuple[Parameter, ...]
     subroutines: dict[str, int]
     addresses: dict[int, str]
+    branches: dict[int, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
@@ -166,6 +171,7 @@ def _kernel(
 ) -> Kernel:
     base = size = 0
     parameters = []
+    branches: dict[int, tuple[int, ...]] = {}
     for number, value in _attributes(data):
         if number == _PARAM_CBANK:
             _, base, _ = struct.unpack("<IHH", value)
@@ -174,9 +180,21 @@ def _kernel(
         elif number in (_KPARAM_INFO, _KPARAM_INFO_V2):
             _, _, offset, rest = struct.unpack_from("<IHHI", value)
             parameters.append(Parameter(offset, rest >> 18))
+        elif number == _INDIRECT_BRANCH_TARGETS:
+            branches |= _branches(value)
     parameters.sort(key=lambda parameter: parameter.offset)
     ends = [parameter.offset + parameter.size for parameter in parameters]
     fits = size <= _MAX_PARAMETER_BYTES and len(parameters) <= _MAX_PARAMETERS
     if not fits or max(ends, default=0) > size:
         raise _damaged(f"the parameters of {name} exceed their {size} bytes")
-    return Kernel(name, base, size, tuple(parameters), subroutines, addresses)
+    return Kernel(name, base, size, tuple(parameters), subroutines, addresses, branches)
+
+
+def _branches(value: bytes) -> dict[int, tuple[int, ...]]:
+    found = {}
+    at = 0
+    while at < len(value):
+        branch, _, count = struct.unpack_from("<3I", value, at)
+        found[branch] = struct.unpack_from(f"<{min(count, len(value))}I", value, at + 12)
+        at += 12 + 4 * count
+    return found

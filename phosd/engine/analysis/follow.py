@@ -11,6 +11,7 @@ the edges that enter it: those conditions are about values that the loop does no
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 from phosd.engine.analysis.atoms import Atoms
@@ -103,7 +104,9 @@ def follow(kernel: Kernel, code: Sequence[Instruction]) -> Followed:
 
 
 def _follow(kernel: Kernel, code: Sequence[Instruction]) -> Followed:
-    graph = build(code, kernel.subroutines.get(kernel.name, 0) // INSTRUCTION_BYTES)
+    graph = build(
+        code, kernel.subroutines.get(kernel.name, 0) // INSTRUCTION_BYTES, kernel.branches
+    )
     atoms = Atoms()
     words = Words(atoms)
     values = Values(kernel, atoms, words)
@@ -170,7 +173,7 @@ class _Sweep:
         merged: State = {}
         key = ("meet", name)
         born = frozenset((name,))
-        for register in set().union(*states):
+        for register in dict.fromkeys(chain(*states)):
             held = [one for state in states if (one := state.get(register)) is not None]
             first = held[0]
             if all(one is first or one == first for one in held):

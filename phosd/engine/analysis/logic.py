@@ -9,7 +9,16 @@ from collections.abc import Sequence
 from itertools import combinations
 
 from phosd.engine.analysis.atoms import Atoms
-from phosd.engine.analysis.terms import ZERO, Term, difference, number, range_of, scaled, total
+from phosd.engine.analysis.terms import (
+    ZERO,
+    Kind,
+    Term,
+    difference,
+    number,
+    range_of,
+    scaled,
+    total,
+)
 
 _WIDE = 1 << 32
 _MOST_RUNS = 3
@@ -51,6 +60,9 @@ def common(atoms: Atoms, one: Term, other: Term) -> Term:
             return total(ZERO, *parts)
     if _apart(one, other) or _apart(other, one):
         return ZERO
+    for both, word in ((one, other), (other, one)):
+        if (shared := _shared_in_exclusive_or(atoms, both, word)) is not None:
+            return difference(word, shared)
     return atoms.common(one, other)
 
 
@@ -70,6 +82,19 @@ def _runs(mask: int) -> list[tuple[int, int]] | None:
 def _between(atoms: Atoms, term: Term, begin: int, end: int) -> Term:
     upper = atoms.remainder(term, end) if end < _WIDE else term
     return difference(upper, atoms.remainder(term, begin))
+
+
+def _shared_in_exclusive_or(atoms: Atoms, term: Term, word: Term) -> Term | None:
+    """Return the bits that a word has in common with another, if the term is the exclusive or of
+    the two: compilers swap registers by three of these.
+    """
+    for monomial, factor in term.parts.items():
+        if factor == -2 and len(monomial) == 1 and monomial[0].kind is Kind.COMMON:
+            one, other = monomial[0].args[0]
+            shared = Term({monomial: 1})
+            if word in (one, other) and term == atoms.low(total(one, other, scaled(shared, -2))):
+                return shared
+    return None
 
 
 def _apart(term: Term, small: Term) -> bool:

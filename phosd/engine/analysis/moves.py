@@ -1,8 +1,8 @@
 """What moves, loads of constants and selections leave in their results."""
 
-from phosd.engine.analysis.conditions import Condition, negated
+from phosd.engine.analysis.conditions import Condition, implied, is_plain, negated
 from phosd.engine.analysis.operands import Constant, Immediate, Real, Register, half_bits
-from phosd.engine.analysis.step import NotModelled, State, Step, Values, is_inverted
+from phosd.engine.analysis.step import NotModelled, State, Step, Values, chosen_word, is_inverted
 from phosd.engine.analysis.terms import ZERO, Atom, Kind, Term, number
 from phosd.engine.analysis.words import ELSEWHERE, Joined, Word
 
@@ -112,7 +112,8 @@ def select(values: Values, given: Condition, one: Word, other: Word) -> Word:
     if isinstance(given, bool):
         return one if given else other
     opposite = negated(given)
-    born = frozenset((values.block,))
-    if hash(opposite) < hash(given):
-        return values.words.choice(("if", opposite), (other, one), born)
-    return values.words.choice(("if", given), (one, other), born)
+    one = chosen_word(one, frozenset(implied(given)))
+    other = chosen_word(other, frozenset(implied(opposite)))
+    if not is_plain(given):
+        given, one, other = opposite, other, one
+    return values.words.choice(("if", given), (one, other), frozenset((values.block,)))

@@ -8,7 +8,7 @@ in a register that was taken for written is any value, which is always right.
 from enum import Enum
 from functools import lru_cache
 
-from phosd.engine.analysis.operands import Operand, Predicate, Register, registers_from
+from phosd.engine.analysis.operands import Immediate, Operand, Predicate, Register, registers_from
 
 
 def _names(text: str) -> frozenset[str]:
@@ -16,7 +16,7 @@ def _names(text: str) -> frozenset[str]:
 
 
 _WITHOUT_RESULT = _names("""
-BAR BPT BRA BREAK BSSY BSYNC CCTL CCTLL CGAERRBAR DEPBAR ENDCOLLECTIVE ERRBAR EXIT FENCE KILL
+BAR BPT BRA BRX BREAK BSSY BSYNC CCTL CCTLL CGAERRBAR DEPBAR ENDCOLLECTIVE ERRBAR EXIT FENCE KILL
 LDGDEPBAR LDGSTS MEMBAR NANOSLEEP NOP PREEXIT RED REDG RET ST STG STL STS STSM UCGABAR_ARV
 UCGABAR_WAIT UTMACCTL UTMACMDFLUSH UTMAPF WARPSYNC WARPGROUP WARPGROUPSET YIELD ACQBULK SETCTAID
 SETLMEMBASE ARRIVES PMTRIG
@@ -36,7 +36,7 @@ _DOUBLE = _names("DADD DFMA DMNMX DMUL LEPC GETLMEMBASE SYNCS")
 _TO_DOUBLE = _names("F2F F2I I2F FRND")
 _MATRIX = {"HMMA": 4, "IMMA": 4, "BMMA": 4, "DMMA": 8}
 _GROUP_MATRIX = _names("HGMMA IGMMA QGMMA BGMMA")
-EVERY_PREDICATE = tuple(f"P{number}" for number in range(7))
+_EVERY_PREDICATE = tuple(f"P{number}" for number in range(7))
 
 
 def width(name: str, modifiers: tuple[str, ...]) -> int:
@@ -67,7 +67,8 @@ def results(
     if name in _WITHOUT_RESULT:
         return ()
     if name == "R2P":
-        return EVERY_PREDICATE
+        mask = operands[-1].value if operands and isinstance(operands[-1], Immediate) else -1
+        return tuple(one for bit, one in enumerate(_EVERY_PREDICATE) if mask >> bit & 1)
     found: list[str] = []
     register = False
     for operand in operands:

@@ -64,7 +64,7 @@ class Subroutines:
 
     def _look(self, entry: int, depth: int) -> Subroutine:
         written: set[str] = set()
-        graph = build(self._code, entry)
+        graph = build(self._code, entry, self._kernel.branches)
         for block in graph.blocks.values():
             for at in range(block.begin, block.end):
                 instruction = self._code[at]

@@ -129,13 +129,21 @@ class Words:
         lowest = self.atoms.low(whole)
         if lowest == low:
             return whole
-        # A pointer that was rounded down: no other bits have changed.
+        # A pointer of which some bits were cleared, to round it down: no others have changed.
         cut = modulo(difference(lowest, low), 32)
-        if (atom := cut.atom) and atom.kind is Kind.REMAINDER:
-            power = atom.args[1]
-            if self.atoms.remainder(lowest, power) == cut:
-                return difference(whole, cut)
-        return None
+        return difference(whole, cut) if self._is_bits_of(lowest, cut) else None
+
+    def _is_bits_of(self, word: Term, cut: Term) -> bool:
+        """Return whether a term is a run of bits of a word, as it is in its place."""
+        for monomial, factor in cut.parts.items():
+            if factor != 1 or len(monomial) != 1 or monomial[0].kind is not Kind.REMAINDER:
+                continue
+            power = monomial[0].args[1]
+            upper = self.atoms.remainder(word, power)
+            begins = (1 << bit for bit in range(power.bit_length() - 1))
+            if any(cut == difference(upper, self.atoms.remainder(word, one)) for one in begins):
+                return True
+        return False
 
     def _of_terms(self, low: Term, high: Term) -> Term | None:
         constant = high.constant
@@ -180,7 +188,7 @@ class Words:
         upper = {m: f // WIDE for m, f in term.parts.items() if f % WIDE == 0}
         if not upper:
             return term
-        for atom in {one for monomial in upper for one in monomial}:
+        for atom in dict.fromkeys(one for monomial in upper for one in monomial):
             number_ = self._with_upper_half(atom)
             lower = None if number_ is None else self.atoms.unsigned(32, number_).atom
             if number_ is not None and lower and any(lower in m for m in term.parts):

@@ -29,7 +29,15 @@ def code(text: str) -> list[Instruction]:
 def kernel(size: int = 64, **subroutines: int) -> Kernel:
     """Return a kernel ``k`` with parameters of 8 bytes."""
     parameters = tuple(Parameter(offset, 8) for offset in range(0, size, 8))
-    return Kernel("k", BASE, size, parameters, {"k": 0, **subroutines}, {0x8: "__assertfail"})
+    return Kernel(
+        "k",
+        BASE,
+        size,
+        parameters,
+        {"k": 0, **subroutines},
+        {0x8: "__assertfail"},
+        {0x40: (0x50, 0x70)},
+    )
 
 
 def followed(text: str, **subroutines: int) -> Followed:

@@ -77,6 +77,13 @@ def test_code_that_does_not_end() -> None:
         followed(PREPARED)
 
 
+def test_a_branch_through_a_register_leads_to_where_the_cubin_says() -> None:
+    store = "STG.E desc[UR4][R2.64+{0}],RZ\nEXIT\n"
+    text = PREPARED + "NOP\nNOP\nBRX R8,-0x50\n" + store.format("0x4") + store.format("0x8")
+    found = [one for access in where(followed(text)) for one in access or ()]
+    assert sorted(found) == [Span(POINTER + 4, POINTER + 8), Span(POINTER + 8, POINTER + 12)]
+
+
 def test_an_assertion_leaves_memory_alone() -> None:
     text = (
         "LDC.64 R4,c[0x4][0x8]\nLEPC R20,0x40\nCALL.ABS.NOINC R4\nSTG.E desc[UR4][R2.64],RZ\nEXIT"
@@ -202,6 +209,9 @@ def test_what_holds_of_a_value_does_not_hold_of_the_one_before() -> None:
     assert one is None or one[-1].end >= POINTER + 4 * 255
 
 
+SWAP = "".join(f"\nLOP3.LUT {one},R4,R5,RZ,0x3c,!PT" for one in ("R4", "R5", "R4"))
+
+
 @pytest.mark.parametrize(
     ("text", "begin"),
     [
@@ -214,6 +224,8 @@ def test_what_holds_of_a_value_does_not_hold_of_the_one_before() -> None:
         ("LEA R4,P0,R0,R2,0x2\nLEA.HI.X.SX32 R5,R0,R3,0x2,P0", POINTER),
         ("IADD3 R4,P0,R0,R2,RZ\nLEA.HI.X.SX32 R5,R0,R3,0x1,P0", POINTER),
         ("LOP3.LUT R4,R2,0xfffffff0,RZ,0xc0,!PT\nMOV R5,R3", POINTER),
+        ("LOP3.LUT R4,R2,0x2,RZ,0xc0,!PT\nIADD3 R4,R2,-R4,RZ\nMOV R5,R3", POINTER),
+        ("LEA R5,P0,R8,R2,0x3\nLEA.HI.X R4,R8,R3,R9,0x3,P0" + SWAP, POINTER + 0x40000),
         ("IMAD.WIDE.U32 R4,R8,0x2,R2\nIMAD R9,R9,0x2,RZ\nIADD3 R5,R5,R9,RZ", POINTER + 0x10000),
     ],
 )
