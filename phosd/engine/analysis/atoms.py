@@ -164,12 +164,12 @@ class Atoms:
 
     def _low(self, term: Term) -> Term:
         found = modulo(term, 32)
-        if not any(_wide(atom) for atoms in found.parts for atom in atoms):
+        if not any(atom.wide for atoms in found.parts for atom in atoms):
             return found
         kept: dict[Monomial, int] = {}
         more = []
         for atoms, factor in found.parts.items():
-            if not any(_wide(atom) for atom in atoms):
+            if not any(atom.wide for atom in atoms):
                 kept[atoms] = factor
                 continue
             part = number(factor)
@@ -188,11 +188,3 @@ class Atoms:
             key, terms = atom.args
             return self.choice(key, tuple(map(self.low, terms)), atom.born)
         return Term({(atom,): 1})
-
-
-def _wide(atom: Atom) -> bool:
-    if atom.kind is Kind.CHOICE:
-        return any(term._low is not term for term in atom.args[1])
-    return atom.kind in (Kind.SIGNED, Kind.UNSIGNED) or (
-        atom.kind is Kind.PARAMETER and atom.args[1] == 8
-    )

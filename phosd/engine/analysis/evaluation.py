@@ -13,7 +13,7 @@ from phosd.engine.analysis.conditions import Compare, Condition, Facts, alternat
 from phosd.engine.analysis.follow import Followed
 from phosd.engine.analysis.iterations import Comparison, limits
 from phosd.engine.analysis.linear import Bounds, Contradiction, Linear, System
-from phosd.engine.analysis.terms import Atom, Kind, Monomial, Term, carried_by, smallest
+from phosd.engine.analysis.terms import Atom, Kind, Monomial, Term, TooLarge, carried_by, smallest
 from phosd.engine.analysis.words import ELSEWHERE
 
 ADDRESSES = 1 << 64
@@ -149,7 +149,7 @@ class Evaluation:
             return None, None
         return atom.range
 
-    def _word(self, atom: Atom, inner: Linear, least: int, end: int) -> Linear:
+    def _word(self, atom: linear.Unknown, inner: Linear, least: int, end: int) -> Linear:
         """Return the number that is equal to ``inner`` modulo a power of two, which is
         ``end`` minus ``-end`` or 0, and is from ``least`` to ``end`` - 1.
         """
@@ -298,11 +298,18 @@ class Evaluation:
     # Conditions.
 
     def _sides(self, fact: Compare) -> tuple[Linear, Linear]:
+        return self._extended(fact, fact.one), self._extended(fact, fact.other)
+
+    def _extended(self, fact: Compare, term: Term) -> Linear:
+        """Return the number that is compared."""
         atoms = self._followed.atoms
-        extend = atoms.signed if fact.signed else atoms.unsigned
-        return self._linear(extend(fact.width, fact.one)), self._linear(
-            extend(fact.width, fact.other)
-        )
+        try:
+            extend = atoms.signed if fact.signed else atoms.unsigned
+            return self._linear(extend(fact.width, term))
+        except TooLarge:  # no address has such an atom
+            least = -(1 << (fact.width - 1)) if fact.signed else 0
+            key = (fact.signed, fact.width, term)
+            return self._word(key, self._linear(term), least, least + (1 << fact.width))
 
     def _constrain(self, fact: Condition) -> None:
         if not isinstance(fact, Compare):
@@ -343,8 +350,11 @@ class Evaluation:
             return condition
         if not isinstance(condition, Compare):
             return None
-        one, other = self._sides(condition)
-        low, high = self._system.bounds(other.plus(one, -1))
+        try:
+            one, other = self._sides(condition)
+            low, high = self._system.bounds(other.plus(one, -1))
+        except Contradiction:  # nobody is there to ask
+            return None
         if low is None or high is None:
             return None
         always, never = {

@@ -74,7 +74,10 @@ class Carried:
     def step(self, atom: Atom, loop: Loop, width: int) -> Term | None:
         """Return what each iteration adds; None: it is not the same for all."""
         held = Term({(atom,): 1})
-        steps = {modulo(difference(term, held), width) for term in self.again}
+        try:
+            steps = {modulo(difference(term, held), width) for term in self.again}
+        except TooLarge:
+            return None
         if len(steps) != 1:
             return None
         (step,) = steps
@@ -101,6 +104,8 @@ def follow(kernel: Kernel, code: Sequence[Instruction]) -> Followed:
         return _follow(kernel, code)
     except NotUnderstood as error:
         raise Unknown(str(error)) from error
+    except TooLarge as error:
+        raise Unknown("too large") from error
 
 
 def _follow(kernel: Kernel, code: Sequence[Instruction]) -> Followed:

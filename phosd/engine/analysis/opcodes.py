@@ -33,7 +33,7 @@ HMMA IMMA BMMA DMMA HGMMA IGMMA QGMMA BGMMA
 KNOWN = _WITHOUT_RESULT | _WITH_RESULT | {"CALL"}
 _ONLY_PREDICATES = _names("DSETP FCHK FSETP HSETP2 ISETP PLOP3 UISETP UPLOP3")
 _DOUBLE = _names("DADD DFMA DMNMX DMUL LEPC GETLMEMBASE SYNCS")
-_TO_DOUBLE = _names("F2F F2I I2F FRND")
+_REALS = _names("F64 F32 F16 BF16 TF32")
 _MATRIX = {"HMMA": 4, "IMMA": 4, "BMMA": 4, "DMMA": 8}
 _GROUP_MATRIX = _names("HGMMA IGMMA QGMMA BGMMA")
 _EVERY_PREDICATE = tuple(f"P{number}" for number in range(7))
@@ -52,9 +52,16 @@ def width(name: str, modifiers: tuple[str, ...]) -> int:
         return 2
     if name == "CS2R":
         return 1 if "32" in modifiers else 2
-    if name in _TO_DOUBLE and any(modifier in ("F64", "U64", "S64") for modifier in modifiers):
-        return 2
-    return 1
+    return 2 if _to_double(name, modifiers) else 1
+
+
+def _to_double(name: str, modifiers: tuple[str, ...]) -> bool:
+    """Return whether a conversion's result has 64 bits."""
+    if name == "F2I":
+        return "U64" in modifiers or "S64" in modifiers
+    if name == "F2F":  # the result's type comes first
+        return next((one for one in modifiers if one in _REALS), "") == "F64"
+    return name in ("I2F", "FRND") and "F64" in modifiers
 
 
 @lru_cache(maxsize=1 << 16)

@@ -34,7 +34,10 @@ def origin(followed: Followed, access: Access, launch: Launch | None = None) -> 
     parameters may say which way threads take.
     """
     search = _Search(followed, access.facts, launch)
-    search.term(access.address)
+    try:
+        search.term(access.address)
+    except RecursionError:  # a chain of very many loops
+        search.unknown.add("too large")
     if not search.parameters and not search.unknown and not search.anywhere:
         search.unknown.add("no pointer")
     return Origin(frozenset(search.parameters), frozenset(search.unknown), search.anywhere)
@@ -97,7 +100,10 @@ def computed(followed: Followed, access: Access) -> bool:
     """Return whether an address comes from parameters, indices and iterations alone, so that a
     launch tells its range.
     """
-    return _computed(followed, access.address, set())
+    try:
+        return _computed(followed, access.address, set())
+    except RecursionError:
+        return False
 
 
 def _computed(followed: Followed, term: Term, seen: set[Atom]) -> bool:

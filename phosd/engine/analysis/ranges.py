@@ -42,6 +42,13 @@ def merged(spans: list[Span]) -> list[Span]:
 
 def spans(followed: Followed, access: Access, launch: Launch) -> list[Span] | None:
     """Return where the access is, at most; nowhere if it never happens. None: not known."""
+    try:
+        return _spans(followed, access, launch)
+    except RecursionError:  # a chain of very many loops
+        return None
+
+
+def _spans(followed: Followed, access: Access, launch: Launch) -> list[Span] | None:
     found = []
     for case in _cases(followed, access, launch):
         ends = case.bounds(access.address)

@@ -30,6 +30,8 @@ class TooLarge(Exception):
 class Kind(Enum):
     """What an atom stands for, and its arguments."""
 
+    __hash__ = object.__hash__  # Enum's own is slow, and atoms are looked up by their kinds
+
     PARAMETER = "parameter"
     """offset in the parameter buffer, size: these bytes, as an unsigned number."""
     INDEXED = "indexed"
@@ -63,7 +65,7 @@ class Atom:
     (see :func:`carried_by`); ``range`` is what holds for every launch.
     """
 
-    __slots__ = ("args", "born", "depth", "kind", "number", "range")
+    __slots__ = ("args", "born", "depth", "kind", "number", "range", "wide")
 
     def __init__(self, kind: Kind, args: tuple[Any, ...], born: frozenset[int], within: Range):
         self.kind = kind
@@ -71,9 +73,24 @@ class Atom:
         self.born = born
         self.range = within
         self.number = next(_numbers)
-        self.depth = 1 + max((term.depth for term in terms_in(args)), default=0)
+        inner = list(terms_in(args))
+        self.depth = 1 + max((term.depth for term in inner), default=0)
+        self.wide = self._is_wide(inner)
         if self.depth > MAX_DEPTH:
             raise TooLarge
+
+    def _is_wide(self, inner: list["Term"]) -> bool:
+        """Return whether another atom may have the same lowest 32 bits."""
+        if self.kind is Kind.CHOICE:
+            half = 1 << 31
+            return any(
+                not -half <= factor < half or any(atom.wide for atom in atoms)
+                for term in inner
+                for atoms, factor in term.parts.items()
+            )
+        return self.kind in (Kind.SIGNED, Kind.UNSIGNED) or (
+            self.kind is Kind.PARAMETER and bool(self.args[1] == 8)
+        )
 
     def __repr__(self) -> str:
         """Return it without what is inside of terms, which may be long."""

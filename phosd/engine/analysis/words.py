@@ -11,9 +11,11 @@ from typing import Any, TypeAlias
 
 from phosd.engine.analysis.atoms import Atoms
 from phosd.engine.analysis.terms import (
+    MAX_DEPTH,
     Atom,
     Kind,
     Term,
+    TooLarge,
     difference,
     modulo,
     number,
@@ -32,13 +34,16 @@ class High:
     term: Term
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Joined:
-    """One of the words; ``key`` and ``born`` as those of a choice (``terms``)."""
+    """One of the words; ``key`` and ``born`` as those of a choice (``terms``). There is one object
+    for each key and words.
+    """
 
     key: tuple[Any, ...]
     words: tuple["Word", ...]
     born: frozenset[int]
+    depth: int
 
 
 Word: TypeAlias = Term | High | Joined
@@ -56,6 +61,10 @@ class Words:
     def __init__(self, atoms: Atoms) -> None:
         self.atoms = atoms
         self.paired: set[tuple[int, Any, Any]] = set()
+        # Words are nested in one another many times over: each is looked at once.
+        self._joined: dict[tuple[Any, ...], Joined] = {}
+        self._terms: dict[Joined, Term] = {}
+        self._pairs: dict[tuple[Term, Word], Term] = {}
 
     def high(self, term: Term) -> Word:
         """Return bits 32 to 63 of a term, in the form that a register has from elsewhere."""
@@ -76,13 +85,15 @@ class Words:
             return word
         if isinstance(word, High):
             return self.atoms.quotient(word.term, WIDE)
-        return self.atoms.choice(word.key, tuple(map(self.term, word.words)), word.born)
+        term = self._terms.get(word)
+        if term is None:
+            term = self.atoms.choice(word.key, tuple(map(self.term, word.words)), word.born)
+            self._terms[word] = term
+        return term
 
     def depth(self, word: Word) -> int:
         """Return how deep atoms are nested in a word."""
-        if isinstance(word, Joined):
-            return 1 + max(map(self.depth, word.words))
-        return word.depth if isinstance(word, Term) else word.term.depth
+        return word.term.depth if isinstance(word, High) else word.depth
 
     def choice(self, key: tuple[Any, ...], words: tuple[Word, ...], born: frozenset[int]) -> Word:
         """Return one of the words."""
@@ -91,11 +102,23 @@ class Words:
         terms = tuple(word for word in words if isinstance(word, Term))
         if len(terms) == len(words):
             return self.atoms.choice(key, terms, born)
-        return Joined(key, words, born)
+        joined = self._joined.get((key, words))
+        if joined is None:
+            depth = 1 + max(map(self.depth, words))
+            if depth > MAX_DEPTH:
+                raise TooLarge
+            joined = self._joined[key, words] = Joined(key, words, born, depth)
+        return joined
 
     def pair(self, low: Word, high: Word) -> Term:
         """Return the 64-bit number of two registers."""
         low = self.term(low)
+        whole = self._pairs.get((low, high))
+        if whole is None:
+            whole = self._pairs[low, high] = self._pair(low, high)
+        return whole
+
+    def _pair(self, low: Term, high: Word) -> Term:
         if isinstance(high, High):
             whole = self._of_high(low, high.term)
             if whole is not None:

@@ -137,7 +137,7 @@ def compare(followed: Followed, seen: Seen) -> Verdict:
             verdict.ranges += 1
             found = [(one.begin, one.end) for one in where]
         else:
-            came = origin(followed, access)
+            came = origin(followed, access, seen.launch)
             if came.unknown or came.anywhere:
                 verdict.unknown += 1
                 everywhere |= set(uses)

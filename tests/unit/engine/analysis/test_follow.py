@@ -122,12 +122,23 @@ def test_a_subroutine_that_returns_to_elsewhere_is_refused() -> None:
         "F2F.F64.F32 R2,R0",
         "SHFL.IDX PT,R2,R20,0x1f,0x1f",
         "HGMMA.64x16x16.F32 R2,gdesc[UR4],R2",
+        "F2I.U64.TRUNC R2,R4",
+        "I2F.F64 R2,R4",
         "@P3 LDS.128 R0,[R4]",
     ],
 )
 def test_a_pointer_that_was_overwritten_is_none(instruction: str) -> None:
     found = followed(PREPARED + instruction + "\nSTG.E desc[UR4][R2.64],RZ\nEXIT")
     assert origin(found, found.accesses[-1]).unknown
+
+
+@pytest.mark.parametrize(
+    "instruction",
+    ["I2F.U64.RP R1,R4", "F2F.F32.F64 R1,R4", "F2I.F64.TRUNC R1,R4", "HMMA.1688.F16 R8,R2,R4,R8"],
+)
+def test_a_pointer_beside_a_result_stays(instruction: str) -> None:
+    found = followed(PREPARED + instruction + "\nSTG.E desc[UR4][R2.64],RZ\nEXIT")
+    assert origin(found, found.accesses[-1]).parameters == {0}
 
 
 @pytest.mark.parametrize("form", ["VIMNMX.RELU R4,R0,0x7,PT", "VIADD.NOVEL R4,R0,0x1"])
@@ -240,3 +251,17 @@ def test_a_number_in_two_registers(text: str, begin: int) -> None:
 def test_halves_that_do_not_belong_together() -> None:
     text = "IADD3 R4,P0,R2,R0,RZ\nIADD3.X R5,R9,RZ,RZ,P0,!PT\nSTG.E desc[UR4][R4.64],RZ\nEXIT"
     assert where(followed(PREPARED + text)) == [None]
+
+
+def test_a_chain_of_many_loops_is_known_or_not() -> None:
+    """Each loop begins where the one before has ended."""
+    loops = 600
+    text = "".join(
+        f"IADD3 R2,P0,R2,0x4,RZ\nIADD3.X R3,R3,RZ,RZ,P0,!PT\nIADD3 R6,R6,0x1,RZ\n"
+        f"ISETP.LT.AND P1,PT,R6,0x5,PT\n@P1 BRA {hex((2 + 6 * loop) * 16)}\nMOV R6,RZ\n"
+        for loop in range(loops)
+    )
+    found = followed(f"{PREPARED}{text}STG.E desc[UR4][R2.64],RZ\nEXIT")
+    (one,) = where(found)
+    assert one is None or one[-1].end >= POINTER + 4 * 5 * (loops - 1)
+    assert origin(found, found.accesses[0])
