@@ -31,7 +31,7 @@ from phosd.engine.analysis.operands import (
     registers_from,
 )
 from phosd.engine.analysis.step import NotModelled, State, Step, Values, held_condition
-from phosd.engine.analysis.subroutines import HARMLESS, Subroutines
+from phosd.engine.analysis.subroutines import ASSERTION, HARMLESS, Subroutines
 from phosd.engine.analysis.terms import (
     MAX_DEPTH,
     Atom,
@@ -123,6 +123,10 @@ def _follow(kernel: Kernel, code: Sequence[Instruction]) -> Followed:
     return Followed(atoms, sweep.accesses, sweep.carried, graph.loops, sweep.again, sweep.met)
 
 
+class _Ended(Exception):
+    """The thread ends here."""
+
+
 class _Sweep:
     def __init__(self, values: Values, code: Sequence[Instruction], graph: Graph) -> None:
         self.values = values
@@ -144,7 +148,9 @@ class _Sweep:
             block = self.graph.blocks[name]
             loop = self.graph.loops.get(name)
             back = loop.back if loop else []
-            ahead = [edge for edge in block.into if edge not in back]
+            ahead = self._taken([edge for edge in block.into if edge not in back])
+            if not ahead and name != self.graph.order[0]:  # nobody comes here
+                continue
             state, facts = self._meet(name, ahead)
             if loop:
                 self._begin_loop(loop, state)
@@ -165,10 +171,9 @@ class _Sweep:
 
     # Where ways meet.
 
-    def _meet(self, name: int, edges: Sequence[Edge]) -> tuple[State, Facts]:
-        if not edges:
+    def _meet(self, name: int, keys: Sequence[tuple[int, int]]) -> tuple[State, Facts]:
+        if not keys:
             return {}, frozenset()
-        keys = [(edge.source, place) for place, edge in self._places(edges)]
         states = [self._states[key] for key in keys]
         each = [self._facts[key] for key in keys]
         facts = frozenset.intersection(*each)
@@ -204,9 +209,12 @@ class _Sweep:
         """
         return word if self.values.words.depth(word) < MAX_DEPTH // 2 else self.values.lost(32)
 
-    def _places(self, edges: Sequence[Edge]) -> list[tuple[int, Edge]]:
-        """Return the edges with their places among those out of their sources."""
-        return [(self.graph.blocks[edge.source].out.index(edge), edge) for edge in edges]
+    def _taken(self, edges: Sequence[Edge]) -> list[tuple[int, int]]:
+        """Return the edges that somebody takes, each as its source and its place among the edges
+        out of it.
+        """
+        keys = [(one.source, self.graph.blocks[one.source].out.index(one)) for one in edges]
+        return [key for key in keys if key in self._states]
 
     def _word(self, register: str, held: Word | None) -> Word:
         if held is not None:
@@ -246,9 +254,12 @@ class _Sweep:
         return found
 
     def _end_loop(self, loop: Loop) -> None:
-        keys = [(edge.source, place) for place, edge in self._places(loop.back)]
-        self.again[loop.header] = frozenset.intersection(*(self._facts[key] for key in keys))
-        pairs = self._pairs[loop.header]
+        pairs = self._pairs.get(loop.header)
+        if pairs is None:  # nobody comes here
+            return
+        keys = self._taken(loop.back)
+        each = [self._facts[key] for key in keys]
+        self.again[loop.header] = frozenset.intersection(*each) if each else frozenset()
         for atom, carried in self.carried.items():
             header, register, _ = atom.args
             if header != loop.header:
@@ -276,9 +287,14 @@ class _Sweep:
             given = True if guard is None else held_condition(state, guard, facts)
             if given is False:
                 continue
-            self._instruction(at, instruction, state, facts, given)
+            try:
+                self._instruction(at, instruction, state, facts, given)
+            except _Ended:
+                return
         for place, edge in enumerate(block.out):
             condition = True if edge.guard is None else held_condition(state, edge.guard, facts)
+            if condition is False:
+                continue
             self._states[block.begin, place] = state
             more = frozenset(implied(condition)) if len(facts) < _MOST_FACTS else frozenset()
             self._facts[block.begin, place] = facts | more
@@ -290,7 +306,7 @@ class _Sweep:
         if name not in KNOWN or (name == "CCTL" and "IVALL" not in modifiers):
             raise Unknown(f"instruction {name}")
         if name == "CALL":
-            written = self._call(at, state)
+            written = self._call(at, state, given)
         else:
             operands = parse_all(instruction.operands)
             if given is not True:
@@ -336,26 +352,28 @@ class _Sweep:
         except TooLarge:
             return select(self.values, given, self._shallow(new), self._shallow(old))
 
-    def _call(self, at: int, state: State) -> State:
+    def _call(self, at: int, state: State, given: Condition) -> State:
         subroutine = self.subroutines.at(at)
         if subroutine.pointer:
-            self._call_elsewhere(subroutine.pointer, state)
+            name = self._called(subroutine.pointer, state)
+            if name not in HARMLESS:
+                raise Unknown(f"call of {name or 'a pointer'}")
+            if name == ASSERTION and given is True:
+                raise _Ended
         if register := subroutine.returns_to:
             behind = number((at + 1) * INSTRUCTION_BYTES)
             if self._word(register, state.get(register)) != behind:
                 raise Unknown("return to elsewhere")
         return self._anything(at, sorted(subroutine.written), "result of a subroutine")
 
-    def _call_elsewhere(self, pointer: str, state: State) -> None:
-        """Refuse to go on unless the function is known to leave the program's memory alone."""
+    def _called(self, pointer: str, state: State) -> str:
+        """Return the name of the function that a register points to, if it is known."""
         low, high = (self._word(one, state.get(one)) for one in registers_from(pointer, 2))
         atom = self.values.words.pair(low, high).atom
         place = atom.args[0] if atom and atom.kind is Kind.UNKNOWN else None
-        name = ""
         if isinstance(place, tuple) and place[0] == "constant" and place[1][0] == 4:
-            name = self.values.kernel.addresses.get(place[1][1], "")
-        if name not in HARMLESS:
-            raise Unknown(f"call of {name or 'a pointer'}")
+            return self.values.kernel.addresses.get(place[1][1], "")
+        return ""
 
     def _access(self, step: Step, instruction: Instruction, name: str) -> None:
         use = ACCESSES[name]

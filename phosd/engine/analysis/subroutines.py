@@ -13,8 +13,10 @@ from phosd.engine.analysis.disassembly import INSTRUCTION_BYTES, Instruction
 from phosd.engine.analysis.opcodes import ACCESSES, KNOWN, results
 from phosd.engine.analysis.operands import Other, Register, parse_all, parse_opcode, target
 
-HARMLESS = frozenset(("__assertfail", "vprintf"))
-"""Functions of the driver's that write to buffers of its own. The first does not return."""
+ASSERTION = "__assertfail"
+"""Does not return: an assertion that does not hold ends the kernel."""
+HARMLESS = frozenset((ASSERTION, "vprintf"))
+"""Functions of the driver's, which write to buffers of its own."""
 _EVERY = frozenset(
     [f"R{number}" for number in range(255)]
     + [f"UR{number}" for number in range(63)]

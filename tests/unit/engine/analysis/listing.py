@@ -35,7 +35,7 @@ def kernel(size: int = 64, **subroutines: int) -> Kernel:
         size,
         parameters,
         {"k": 0, **subroutines},
-        {0x8: "__assertfail"},
+        {0x8: "__assertfail", 0x10: "vprintf"},
         {0x40: (0x50, 0x70)},
     )
 

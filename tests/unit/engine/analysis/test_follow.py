@@ -84,12 +84,32 @@ def test_a_branch_through_a_register_leads_to_where_the_cubin_says() -> None:
     assert sorted(found) == [Span(POINTER + 4, POINTER + 8), Span(POINTER + 8, POINTER + 12)]
 
 
-def test_an_assertion_leaves_memory_alone() -> None:
-    text = (
-        "LDC.64 R4,c[0x4][0x8]\nLEPC R20,0x40\nCALL.ABS.NOINC R4\nSTG.E desc[UR4][R2.64],RZ\nEXIT"
-    )
-    found = followed(PREPARED + text)
-    assert origin(found, found.accesses[0]).unknown  # nothing is known of registers then
+CALLED = """
+ISETP.LT.AND P0,PT,R0,0x7,PT
+@P0 BRA 0x60
+LDC.64 R4,c[0x4][{at}]
+CALL.ABS.NOINC R4
+STG.E desc[UR4][R2.64],RZ
+EXIT
+"""
+
+
+def test_who_fails_an_assertion_does_not_go_on() -> None:
+    found = followed(PREPARED + CALLED.format(at="0x8"))
+    assert where(found) == [[Span(POINTER, POINTER + 4)]]
+
+
+def test_who_has_printed_goes_on_with_anything_in_registers() -> None:
+    found = followed(PREPARED + CALLED.format(at="0x10"))
+    assert origin(found, found.accesses[0]).unknown
+    assert where(found) == [None]
+
+
+def test_where_nobody_comes_nothing_is_accessed() -> None:
+    loop = "IADD3 R6,R6,0x1,RZ\nISETP.LT.AND P1,PT,R6,0x5,PT\n@P1 BRA 0x40\n"
+    dead = "LDC.64 R4,c[0x4][0x8]\nCALL.ABS.NOINC R4\n" + loop
+    found = followed(PREPARED + dead + "STG.E desc[UR4][R2.64],RZ\nEXIT")
+    assert where(found) == []
 
 
 DIVISION = """
