@@ -102,9 +102,7 @@ def _jump(
             return None
         guard = None
     if name in ("EXIT", "KILL", "RET"):
-        if name != "RET" and instruction.operands:  # depends on another predicate, too
-            return [], True
-        return [], guard is not None
+        return [], guard is not None or not (name == "RET" or _guard_decides(instruction))
     if name == "WARPSYNC":
         if "COLLECTIVE" not in modifiers:
             return None
@@ -116,7 +114,7 @@ def _jump(
         return [Edge(at, _inside(code, one), None) for one in targets], guard is not None
     if name != "BRA":
         raise Unknown("indirect branch")
-    if len(parse_all(instruction.operands)) > 1:  # depends on the warp
+    if not _guard_decides(instruction):
         return [Edge(at, _target(code, at), None)], True
     return [Edge(at, _target(code, at), guard)], guard is not None
 
@@ -125,10 +123,21 @@ def _otherwise(instruction: Instruction, jump: tuple[list[Edge], bool] | None) -
     """Return what holds for who goes on behind the last instruction of a block."""
     if jump is None:
         return None
-    edges, _ = jump
-    alone = not instruction.operands if not edges else edges[0].guard is not None
-    guard = parse_guard(instruction.predicate) if alone else None
+    guard = parse_guard(instruction.predicate) if _guard_decides(instruction) else None
     return None if guard is None else _invert(guard)
+
+
+def _guard_decides(instruction: Instruction) -> bool:
+    """Return whether a jump's guard alone decides who takes it: not another predicate (``EXIT P1``)
+    nor other threads (``BRA.U.ANY``).
+    """
+    name, modifiers = parse_opcode(instruction.opcode)
+    operands = 1 if name == "BRA" else 0
+    return (
+        name in ("BRA", "EXIT", "KILL")
+        and not modifiers
+        and len(parse_all(instruction.operands)) == operands
+    )
 
 
 def _target(code: Sequence[Instruction], at: int) -> int:

@@ -112,6 +112,9 @@ def _follow(kernel: Kernel, code: Sequence[Instruction]) -> Followed:
     graph = build(
         code, kernel.subroutines.get(kernel.name, 0) // INSTRUCTION_BYTES, kernel.branches
     )
+    last = (code[block.end - 1].opcode for block in graph.blocks.values())
+    if any(opcode.startswith("RET") for opcode in last):
+        raise Unknown("return to elsewhere")
     atoms = Atoms()
     words = Words(atoms)
     values = Values(kernel, atoms, words)

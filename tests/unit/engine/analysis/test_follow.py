@@ -38,6 +38,9 @@ def test_an_element_for_each_thread() -> None:
         ("ISETP.GE.AND P0,PT,R0,c[0x0][0x218],PT\n@!P0 EXIT", 32),  # and not below 10
         ("ISETP.GE.AND P0,PT,R0,c[0x0][0x218],PT\n@P0 EXIT P1", 32),  # not all of them leave
         ("EXIT P1", 32),
+        ("EXIT.NOVEL", 32),
+        ("ISETP.GE.AND P0,PT,R0,0x7,PT\n@!P0 BRA.U.ANY 0x50\nEXIT", 32),
+        ("ISETP.GE.AND P0,PT,R0,0x7,PT\n@!P0 BRA 0x50\nEXIT", 7),
         ("ISETP.GE.U32.AND P0,PT,R0,0x7,PT\n@P0 EXIT", 7),
         ("ISETP.GE.OR P0,PT,R0,c[0x0][0x218],P1\n@P0 EXIT", 10),
         ("ISETP.GE.AND P0,PT,R0,c[0x0][0x218],P1\n@P0 EXIT", 32),
@@ -57,6 +60,8 @@ def test_who_has_left_accesses_nothing(leave: str, threads: int) -> None:
         ("NOVELTY R4,R5", "instruction NOVELTY"),
         ("BRX R4,-0x40", "indirect branch"),
         ("BRA 0x4000", "branch to elsewhere"),
+        ("RET.REL.NODEC R20,k", "return to elsewhere"),
+        ("SETCTAID.X R4", "instruction SETCTAID"),
         ("BRA `(.L_x_1)", "branch to elsewhere"),
         ("CALL.REL.NOINC other", "call of another function"),
         ("CALL.ABS.NOINC R4", "call of a pointer"),
