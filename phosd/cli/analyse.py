@@ -27,7 +27,8 @@ def analyse(settings: Settings, file: Path, architecture: int, names: tuple[str,
     """Say what the kernels in FILE read and write, from their machine code: in a cubin, a fat
     binary, PTX, or a library that has fat binaries inside.
 
-    READ and WRITTEN have the offsets of the parameters through which memory is read and written.
+    READ and WRITTEN have the offsets of the parameters through which memory is read and written; a
+    * stands for one that is chosen by an index.
     RANGES says of which accesses a launch tells the range. UNKNOWN says why it is not known what is
     accessed: such a kernel counts as one that reads and writes everything.
 
@@ -66,12 +67,17 @@ def _row(summary: "Summary") -> dict[str, Any]:
     return {
         "kernel": summary.kernel.name,
         "parameter_bytes": summary.kernel.size,
-        "roles": {str(at): use.value for at, use in sorted(summary.roles.items())},
+        "roles": {str(at): use.value for at, use in sorted(summary.roles.items(), key=_order)},
         "unknown_reads": sorted(summary.unknown(Use.READ)),
         "unknown_writes": sorted(summary.unknown(Use.WRITTEN)),
         "ranges_read": summary.computed(Use.READ),
         "ranges_written": summary.computed(Use.WRITTEN),
     }
+
+
+def _order(role: tuple[int | str, object]) -> tuple[bool, int]:
+    """Order roles by offset, with that of whichever pointer at the end."""
+    return isinstance(role[0], str), role[0] if isinstance(role[0], int) else 0
 
 
 def _offsets(row: dict[str, Any], use: str) -> str:

@@ -20,18 +20,22 @@ from phosd.engine.analysis.provenance import Origin, computed, origin
 from phosd.engine.analysis.tools import Tool, run
 from phosd.errors import Unsupported
 
+ANY = "*"
+"""Instead of an offset: a pointer that the kernel picks from its parameters by an index."""
 _TARGET = re.compile(rb"^\s*\.target\s+(sm_\d+[af]?)", re.MULTILINE)
 
 
 @dataclass(frozen=True)
 class Summary:
-    """What is known of a kernel: nothing, for ``reason``, or all of its accesses."""
+    """What is known of a kernel: nothing, for ``reason``, or all of its accesses. ``roles`` are by
+    the offset of a parameter, or :data:`ANY` for whichever of the pointers among them.
+    """
 
     kernel: Kernel
     reason: str = ""
     followed: Followed | None = None
     accesses: tuple[tuple[Access, Origin], ...] = ()
-    roles: Mapping[int, Use] = field(default_factory=dict)
+    roles: Mapping[int | str, Use] = field(default_factory=dict)
 
     def unknown(self, use: Use) -> frozenset[str]:
         """Return why the memory that is read, or written, is not known; nothing if it is."""
@@ -40,7 +44,7 @@ class Summary:
         found = frozenset[str]()
         for access, came in self.accesses:
             if access.use in (use, Use.BOTH):
-                found |= came.unknown | ({"indexed parameter"} if came.anywhere else set())
+                found |= came.unknown
         return found
 
     def computed(self, use: Use) -> bool:
@@ -116,9 +120,9 @@ def _of_kernel(kernel: Kernel, function: Function | None) -> Summary:
     except Unknown as error:
         return Summary(kernel, error.reason)
     accesses = tuple((access, origin(followed, access)) for access in followed.accesses)
-    roles: dict[int, Use] = {}
+    roles: dict[int | str, Use] = {}
     for access, came in accesses:
-        for offset in came.parameters:
+        for offset in (*sorted(came.parameters), *((ANY,) if came.anywhere else ())):
             before = roles.get(offset, access.use)
             roles[offset] = access.use if before is access.use else Use.BOTH
     return Summary(kernel, "", followed, accesses, roles)

@@ -19,6 +19,8 @@ extern "C" __global__ void add(float* out, const float* in, int n) {
     if (i < n) out[i] = in[i] + 1;
 }
 extern "C" __global__ void chase(float** table, float* in) { table[threadIdx.x][0] = in[0]; }
+struct Table { int* at[16]; };
+extern "C" __global__ void pick(const __grid_constant__ Table t, const int* in) { *t.at[blockIdx.x] = in[0]; }
 extern "C" __global__ void count(int* at, const int* which) { atomicAdd(at + which[0], 1); }
 """
 
@@ -45,6 +47,8 @@ def test_roles_and_ranges(module: tuple[bytes, bytes], tmp_path: Path) -> None:
         assert rows["chase"]["unknown_reads"] == []
         assert rows["count"]["roles"] == {"0": "both", "8": "read"}
         assert not rows["count"]["ranges_written"]
+        assert rows["pick"]["roles"] == {"128": "read", "*": "written"}
+        assert rows["pick"]["unknown_writes"] == []
 
 
 def test_one_kernel(module: tuple[bytes, bytes], tmp_path: Path) -> None:
@@ -58,7 +62,7 @@ def test_what_is_printed(module: tuple[bytes, bytes], tmp_path: Path) -> None:
     (tmp_path / "k").write_bytes(module[1])
     done = analyse(tmp_path / "k")
     assert done.exit_code == 0
-    assert "roles         2 (67%)" in done.stdout
+    assert "roles         3 (75%)" in done.stdout
     assert "unknown       loaded (1)" in done.stdout
 
 
