@@ -20,7 +20,9 @@ extern "C" __global__ void add(float* out, const float* in, int n) {
 }
 extern "C" __global__ void chase(float** table, float* in) { table[threadIdx.x][0] = in[0]; }
 struct Table { int* at[16]; };
-extern "C" __global__ void pick(const __grid_constant__ Table t, const int* in) { *t.at[blockIdx.x] = in[0]; }
+extern "C" __global__ void pick(const __grid_constant__ Table t, const int* in) {
+    *t.at[blockIdx.x] = in[0];
+}
 extern "C" __global__ void count(int* at, const int* which) { atomicAdd(at + which[0], 1); }
 """
 
