@@ -49,7 +49,8 @@ def program(
     finally:
         with suppress(NoSuchProcess):
             for each in scan(process.pid).living:
-                os.kill(each.pid, signal.SIGKILL)
+                with suppress(ProcessLookupError):  # it has ended since
+                    os.kill(each.pid, signal.SIGKILL)
         process.wait(PATIENCE)
         assert process.stdout is not None
         process.stdout.close()
