@@ -1,10 +1,11 @@
 """Measure how long a program takes to be restored from memory, by phase.
 
-    python -m bench.restoring [--times N] [--pidns] [--memory-tier SIZE] [--state DIR]
-        -- PROGRAM [ARGUMENTS]
+    python -m bench.restoring [--times N] [--mode stop|driver] [--pidns] [--memory-tier SIZE]
+        [--state DIR] -- PROGRAM [ARGUMENTS]
 
 PROGRAM is one of ``bench/programs``. It is saved once and killed, and then restored, let run for a
-line of output, and killed, again and again; with ``--pidns`` in a pid namespace of its own. Prints
+line of output, and killed, again and again; with ``--pidns`` in a pid namespace of its own. In mode
+``driver`` it has no hook, and its device memory is in CRIU's files, as with cuda-checkpoint. Prints
 one JSON object: the seconds of each restore, with its phases, and until the next line.
 """
 
@@ -42,6 +43,7 @@ def await_lines(log: Path, more: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--times", type=int, default=5, help="restores (%(default)s)")
+    parser.add_argument("--mode", choices=("stop", "driver"), default="stop")
     parser.add_argument("--pidns", action="store_true", help="in a pid namespace")
     parser.add_argument("--memory-tier", default="100G")
     parser.add_argument("--state", type=Path, default=Path("/var/tmp"))
@@ -55,10 +57,11 @@ def main() -> None:
         with Node(config) as node:
             node.movers.keep_standbys(gpu.ordinal for gpu in list_gpus())  # as the service does
             log = folder / "log"
-            training = start(log, folder / "run", *arguments.program, hooked=True)
+            hooked = arguments.mode != "driver"
+            training = start(log, folder / "run", *arguments.program, hooked=hooked)
             await_lines(log, _LINES)
             pid = training.process.pid
-            image = checkpoint(node, pid, CheckpointOptions(mode="stop"), Progress())
+            image = checkpoint(node, pid, CheckpointOptions(mode=arguments.mode), Progress())
             training.kill()
             options = RestoreOptions(pid_namespace=True) if arguments.pidns else RestoreOptions()
             rows, seconds = [], []
@@ -83,6 +86,7 @@ def main() -> None:
             node.store.delete(image.id)
     found = {
         "program": arguments.program,
+        "mode": arguments.mode,
         "device_bytes": image.device_bytes,
         "host_bytes": sum(file.size for tree in image.trees for file in tree.files),
         "pidns": arguments.pidns,
