@@ -17,9 +17,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from bench.checkpoint import gone, kill_tree
 from bench.series import undisturbed
-from bench.stage import Failed, Phos, Refused, Shown, add_options, run, wait_until, words_of
+from bench.stage import (
+    Failed,
+    Phos,
+    Refused,
+    Shown,
+    add_options,
+    end_tree,
+    run,
+    wait_until,
+    words_of,
+)
 from phosd.engine.system import cuda
 from phosd.errors import NoSuchProcess
 
@@ -73,12 +82,6 @@ def require_values(shown: Shown, expected: Mapping[int, str]) -> int:
     return len(expected)
 
 
-def kill(pid: int) -> None:
-    """Kill a program with its process tree, and wait until its pids are free."""
-    tree = kill_tree(pid)
-    wait_until(lambda: gone(tree), "the pids to be free")
-
-
 def timed(phos: Phos, *words: str) -> tuple[dict[str, Any], float]:
     """Run a command; return the last of its objects, and its seconds."""
     began = time.monotonic()
@@ -117,7 +120,7 @@ class Journey:
         """Save the program, kill it and write its image to the file; return figures."""
         row: dict[str, Any] = {"gpus": gpus_of(phos, self.pid)}
         saved, row["checkpoint_s"] = timed(phos, "checkpoint", str(self.pid))
-        kill(self.pid)
+        end_tree(self.pid)
         _, row["export_s"] = timed(phos, "export", saved["result"], str(self._file))
         return row | {"file_bytes": self._file.stat().st_size}
 
@@ -168,7 +171,7 @@ def measure(arguments: argparse.Namespace, folder: Path, report: dict[str, Any])
     finally:
         if journey.pid:
             with contextlib.suppress(NoSuchProcess):
-                kill(journey.pid)
+                end_tree(journey.pid)
 
 
 def main() -> None:

@@ -146,13 +146,13 @@ def library_of(pid: int, image: CodeImage | None) -> str:
     return "unknown"
 
 
-def analysed(path: Path, names: Sequence[str], architecture: int) -> dict[str, Known]:
-    """Analyse kernels of a file of code."""
+def analysed(path: Path, name: str, architecture: int) -> Known:
+    """Analyse a kernel of a file of code."""
     try:
-        found = summarise(path.read_bytes(), architecture, names)
-        return {summary.kernel.name: known(summary) for summary in found}
+        found = [known(one) for one in summarise(path.read_bytes(), architecture, [name])]
     except PhosError as error:
-        return dict.fromkeys(names, unknown(error.what))
+        return unknown(error.what)
+    return found[0] if found else unknown("no code")
 
 
 def known(summary: Summary) -> Known:
@@ -174,18 +174,18 @@ def analysed_all(
     found: dict[tuple[str, str], Known] = {}
     # What takes too long is left; it ends with the pool.
     with multiprocessing.Pool(len(os.sched_getaffinity(0)), maxtasksperchild=1) as pool:
-        begun = [
-            (code, name, pool.apply_async(analysed, (arguments.folder / code, [name], arch)))
+        begun = {
+            (code, name): pool.apply_async(
+                analysed, (arguments.folder / code, name, arguments.architecture)
+            )
             for code, names in wanted.items()
             for name in sorted(names)
-            for arch in [arguments.architecture]
-        ]
-        for code, name, result in begun:
+        }
+        for kernel, result in begun.items():
             try:
-                of_code = result.get(arguments.patience)
-                found[code, name] = of_code.get(name, unknown("no code"))
+                found[kernel] = result.get(arguments.patience)
             except multiprocessing.TimeoutError:
-                found[code, name] = unknown("takes too long")
+                found[kernel] = unknown("takes too long")
     return found
 
 

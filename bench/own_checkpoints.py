@@ -23,7 +23,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.checkpoint import gone, kill_tree
+from bench.checkpoint import gone
 from bench.stage import (
     KEPT,
     Failed,
@@ -31,6 +31,7 @@ from bench.stage import (
     Shown,
     Step,
     add_options,
+    end_tree,
     figures,
     run,
     undisturbed,
@@ -65,8 +66,7 @@ class Program:
 
     def kill(self) -> None:
         """Kill it with its process tree, and wait until the pids are free."""
-        tree = kill_tree(self.pid)
-        wait_until(lambda: gone(tree), "the pids to be free")
+        end_tree(self.pid)
 
     def _own_since(self, at: int) -> int | None:
         """Return the number of the first line after line ``at`` that tells of a checkpoint."""

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, Self, TypeVar
 
+from bench.checkpoint import gone, kill_tree
 from phosd.cli.environment import do_without_what_cannot_be_saved, prepend
 from phosd.demo.stage import BUS_CONFIG
 from phosd.engine.system import cuda, memory_mount
@@ -47,6 +48,12 @@ def wait_until(condition: Callable[[], T | None], what: str) -> T:
             raise Failed(f"waited {PATIENCE:.0f} s in vain for {what}")
         time.sleep(_LOOK_SECONDS)
     return value
+
+
+def end_tree(pid: int) -> None:
+    """Kill a program with its process tree, and wait until its pids are free."""
+    tree = kill_tree(pid)
+    wait_until(lambda: gone(tree), "the pids to be free")
 
 
 class Step(NamedTuple):

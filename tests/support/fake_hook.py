@@ -138,7 +138,7 @@ def kernels(*rows: tuple[str, int], more: int = 0) -> bytes:
     body = b"".join(
         wire.KERNEL.pack(7, launches, 1, len(name)) + name.encode() for name, launches in rows
     )
-    return wire.KERNEL_LIST.pack(len(rows), more) + body
+    return wire.ROW_LIST.pack(len(rows), more) + body
 
 
 def release(state: int, reason: bytes = b"") -> bytes:

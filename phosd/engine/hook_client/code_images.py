@@ -5,7 +5,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from phosd.engine.hook_client.wire import IMAGE, IMAGE_LIST, MAX_NAME, Garbled, printable, unpack
+from phosd.engine.hook_client.wire import IMAGE, Garbled, decode_rows
 from phosd.engine.system import procfs
 
 MAX_IMAGES = 1 << 16
@@ -40,20 +40,13 @@ class CodeImage:
 
 def decode_images(body: bytes) -> tuple[list[CodeImage], bool]:
     """Decode the answer to ``IMAGES``, and whether there are more. Raises :class:`Garbled`."""
-    count, more = unpack(IMAGE_LIST, body[: IMAGE_LIST.size])
+    rows, more = decode_rows(body, IMAGE, "images", "a path")
     images = []
-    at = IMAGE_LIST.size
-    for _ in range(count):
-        start = at + IMAGE.size
-        image_hash, address, size, held, length = unpack(IMAGE, body[at:start])
-        at = start + length
-        if length > MAX_NAME or at > len(body) or held not in list(Held):
-            raise Garbled(f"an image with a path of {length} bytes, held in {held}")
-        path = printable(body[start:at])
+    for (image_hash, address, size, held), path in rows:
+        if held not in list(Held):
+            raise Garbled(f"an image held in {held}")
         images.append(CodeImage(image_hash, address, size, Held(held), path))
-    if at != len(body):
-        raise Garbled(f"an image list of {len(body)} bytes for {count} images")
-    return images, bool(more and images)
+    return images, more
 
 
 def read_image(pid: int, image: CodeImage) -> bytes | None:

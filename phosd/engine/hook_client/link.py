@@ -7,10 +7,10 @@ import socket
 import stat
 import struct
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 from phosd.engine.hook_client.code_images import MAX_IMAGES, CodeImage, decode_images
 from phosd.engine.hook_client.places import put_aside, socket_path, squatted
@@ -68,6 +68,8 @@ __all__ = [
     "ReleaseState",
     "reach",
 ]
+
+_Row = TypeVar("_Row")
 
 _MAX_MS = (1 << 32) - 1
 LONGEST_WAIT = 0.002
@@ -256,32 +258,27 @@ class HookLink:
 
     def kernels(self) -> list[Kernel]:
         """Return the kernels launched since :meth:`arm`, by first launch."""
-        known: list[Kernel] = []
-        more = True
-        until = time.monotonic() + self._deadline
-        while more:
-            with self._decoding(Type.KERNELS):
-                body = self._ask(Type.KERNELS, U64.pack(len(known)), until=until)
-                new, more = decode_kernels(body)
-                known += new
-                if len(known) > MAX_KERNELS:
-                    raise Garbled(f"more than {MAX_KERNELS} kernels")
-        return known
+        return self._listed(Type.KERNELS, decode_kernels, MAX_KERNELS)
 
     def images(self) -> list[CodeImage]:
         """Return the images that kernels were loaded from. A hook that is too old for this ends the
         connection; :class:`Internal`.
         """
-        known: list[CodeImage] = []
+        return self._listed(Type.IMAGES, decode_images, MAX_IMAGES)
+
+    def _listed(
+        self, request: Type, decode: Callable[[bytes], tuple[list[_Row], bool]], most: int
+    ) -> list[_Row]:
+        """Return a list that comes in parts."""
+        known: list[_Row] = []
         more = True
         until = time.monotonic() + self._deadline
         while more:
-            with self._decoding(Type.IMAGES):
-                body = self._ask(Type.IMAGES, U64.pack(len(known)), until=until)
-                new, more = decode_images(body)
+            with self._decoding(request):
+                new, more = decode(self._ask(request, U64.pack(len(known)), until=until))
                 known += new
-                if len(known) > MAX_IMAGES:
-                    raise Garbled(f"more than {MAX_IMAGES} images")
+                if len(known) > most:
+                    raise Garbled(f"more than {most} {request.name.lower()}")
         return known
 
     def empty_cache(self, *, ask: bool, until: float | None = None) -> ReleaseState:

@@ -48,9 +48,9 @@ BLOCK_LIST = struct.Struct("<IIQQ")
 CLOSE_GATE = struct.Struct("<III")
 GATE_STATE = struct.Struct("<IIIIQQQ")
 ARM = struct.Struct("<II")
-KERNEL_LIST = struct.Struct("<II")
+ROW_LIST = struct.Struct("<II")
+"""Before the rows of a list: how many there are, and whether there are more."""
 KERNEL = struct.Struct("<QQII")
-IMAGE_LIST = struct.Struct("<II")
 IMAGE = struct.Struct("<QQQII")
 EMPTY_CACHE = struct.Struct("<II")
 RELEASE_STATE = struct.Struct("<II256s")
@@ -314,20 +314,34 @@ def decode_gate(body: bytes) -> GateState:
 
 def decode_kernels(body: bytes) -> tuple[list[Kernel], bool]:
     """Decode the answer to ``KERNELS``, and whether there are more. Raises :class:`Garbled`."""
-    count, more = unpack(KERNEL_LIST, body[: KERNEL_LIST.size])
-    kernels = []
-    at = KERNEL_LIST.size
+    rows, more = decode_rows(body, KERNEL, "kernels", "a kernel's name")
+    return [
+        Kernel(name, module, launches, bool(flags & _SUSPECT))
+        for (module, launches, flags), name in rows
+    ], more
+
+
+def decode_rows(
+    body: bytes, layout: struct.Struct, what: str, text: str
+) -> tuple[list[tuple[tuple[Any, ...], str]], bool]:
+    """Decode a list of rows, the last field of which is the length of a text that follows the row:
+    return the other fields with the text, and whether there are more rows.
+
+    ``what`` and ``text`` name the rows and their texts. Raises :class:`Garbled`.
+    """
+    count, more = unpack(ROW_LIST, body[: ROW_LIST.size])
+    rows = []
+    at = ROW_LIST.size
     for _ in range(count):
-        start = at + KERNEL.size
-        module, launches, flags, length = unpack(KERNEL, body[at:start])
+        start = at + layout.size
+        *fields, length = unpack(layout, body[at:start])
         at = start + length
         if length > MAX_NAME or at > len(body):
-            raise Garbled(f"a kernel's name of {length} bytes")
-        name = printable(body[start:at])
-        kernels.append(Kernel(name, module, launches, bool(flags & _SUSPECT)))
+            raise Garbled(f"{text} of {length} bytes")
+        rows.append((tuple(fields), printable(body[start:at])))
     if at != len(body):
-        raise Garbled(f"a kernel list of {len(body)} bytes for {count} kernels")
-    return kernels, bool(more and kernels)
+        raise Garbled(f"a list of {len(body)} bytes for {count} {what}")
+    return rows, bool(more and rows)
 
 
 def decode_release(body: bytes) -> ReleaseState:

@@ -50,6 +50,34 @@ bool read_ids(const Message& request, std::vector<uint64_t>* ids) {
     return true;
 }
 
+template <class Fields>
+struct Row {
+    Fields fields;
+    const std::string& text;
+};
+
+// Lists as many rows as fit into a message: `row_of` returns that of an item, whose text follows
+// its fields.
+template <class Head, class Item, class RowOf>
+Reply listed(Item at, Item end, RowOf row_of) {
+    Head head{};
+    Reply rows;
+    for (; at != end; ++at) {
+        auto [fields, text] = row_of(*at);
+        fields.length = static_cast<uint32_t>(std::min<size_t>(text.size(), wire::kMaxName));
+        head.more =
+            sizeof head + rows.payload.size() + sizeof fields + fields.length > wire::kMaxPayload;
+        if (head.more) break;
+        rows.append(fields);
+        rows.append(text.data(), fields.length);
+        ++head.count;
+    }
+    Reply reply;
+    reply.append(head);
+    reply.append(rows.payload.data(), rows.payload.size());
+    return reply;
+}
+
 }  // namespace
 
 Reply hello(bool never_stopped) {
@@ -160,44 +188,22 @@ Reply list_kernels(const Message& request) {
     wire::Cursor cursor{};
     if (!read(request, &cursor)) return {Status::bad_message, "the cursor is missing"};
     const std::vector<const kernels::Kernel*> all = kernels::launched();
-    wire::KernelList head{};
-    Reply rows;
-    for (uint64_t i = cursor.after; i < all.size(); ++i) {
-        const kernels::Kernel& kernel = *all[i];
-        const wire::Kernel row{
-            kernel.module, kernel.launches.load(), kernel.flags.load(),
-            static_cast<uint32_t>(std::min<size_t>(kernel.name.size(), wire::kMaxName))};
-        head.more = sizeof head + rows.payload.size() + sizeof row + row.length > wire::kMaxPayload;
-        if (head.more) break;
-        rows.append(row);
-        rows.append(kernel.name.data(), row.length);
-        ++head.count;
-    }
-    Reply reply;
-    reply.append(head);
-    reply.append(rows.payload.data(), rows.payload.size());
-    return reply;
+    const auto first = all.begin() + static_cast<ptrdiff_t>(std::min(cursor.after, all.size()));
+    return listed<wire::KernelList>(first, all.end(), [](const kernels::Kernel* kernel) {
+        const wire::Kernel row{kernel->module, kernel->launches.load(), kernel->flags.load(), 0};
+        return Row<wire::Kernel>{row, kernel->name};
+    });
 }
 
 Reply list_images(const Message& request) {
     wire::Cursor cursor{};
     if (!read(request, &cursor)) return {Status::bad_message, "the cursor is missing"};
-    wire::ImageList head{};
-    Reply rows;
-    for (const images::Image& image : images::after(cursor.after)) {
-        const wire::Image row{
-            image.hash, image.address, image.size, static_cast<uint32_t>(image.held),
-            static_cast<uint32_t>(std::min<size_t>(image.path.size(), wire::kMaxName))};
-        head.more = sizeof head + rows.payload.size() + sizeof row + row.length > wire::kMaxPayload;
-        if (head.more) break;
-        rows.append(row);
-        rows.append(image.path.data(), row.length);
-        ++head.count;
-    }
-    Reply reply;
-    reply.append(head);
-    reply.append(rows.payload.data(), rows.payload.size());
-    return reply;
+    const std::vector<images::Image> all = images::after(cursor.after);
+    return listed<wire::ImageList>(all.begin(), all.end(), [](const images::Image& image) {
+        const wire::Image row{image.hash, image.address, image.size,
+                              static_cast<uint32_t>(image.held), 0};
+        return Row<wire::Image>{row, image.path};
+    });
 }
 
 Reply empty_cache(const Message& request) {

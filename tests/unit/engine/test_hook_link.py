@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from phosd.engine.hook_client import received, wire
 from phosd.engine.hook_client.code_images import Held
 from phosd.engine.hook_client.link import HookLink, HookState
-from phosd.engine.hook_client.wire import IMAGE, IMAGE_LIST, BlockFlag, Status, Type
+from phosd.engine.hook_client.wire import IMAGE, ROW_LIST, BlockFlag, Status, Type
 from phosd.errors import (
     Busy,
     Internal,
@@ -328,7 +328,7 @@ def test_kernel_lists_that_cannot_be(runtime: Path, body: bytes, what: str) -> N
 
 def code_images(*of: tuple[str, int], more: int = 0) -> bytes:
     rows = (IMAGE.pack(7, 4096, 50, held, len(path)) + path.encode() for path, held in of)
-    return IMAGE_LIST.pack(len(of), more) + b"".join(rows)
+    return ROW_LIST.pack(len(of), more) + b"".join(rows)
 
 
 def test_images_come_in_parts(runtime: Path) -> None:
