@@ -1,0 +1,128 @@
+"""Encode what is known of a module's kernels for the hook, which evaluates it at launches.
+
+``phosd/hook/protocol/summaries.h`` is the other side, with the same names for all layouts. A table
+is little-endian: a header, a row for each kernel in the order of its name's hash and its name, and
+the *body* of each, whose parts follow each other in the order of :data:`PARTS`.
+"""
+
+import struct
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from phosd.engine.analysis.opcodes import Use
+from phosd.engine.analysis.summary import ANY, Summary
+from phosd.errors import Unsupported
+
+MAGIC = 0x4D55535F534F4850
+"""``PHOS_SUM``."""
+VERSION = 1
+MAX_KERNELS = 1 << 16
+MAX_BYTES = 256 << 20
+MAX_NAME = 4096
+ANYWHERE = 0xFFFFFFFF
+"""Instead of an offset: any word of the parameters."""
+
+HEADER = struct.Struct("<QIIQQII")
+"""magic, version, architecture, module, size, kernel_count, reserved"""
+KERNEL = struct.Struct("<QIIIIII")
+"""name_hash, name_at, name_size, flags, parameter_bytes, body_at, body_size"""
+BODY = struct.Struct("<12I")
+"""How many there are of each part, and how many of the inputs are compared."""
+ROLE = struct.Struct("<II")
+"""offset, use"""
+
+USES = {Use.READ: 1, Use.WRITTEN: 2, Use.BOTH: 3}
+READS_KNOWN, WRITES_KNOWN, RANGES_READ, RANGES_WRITTEN = 1, 2, 4, 8
+"""What of a kernel is known: where the addresses come from that it reads through, or writes
+through; and that launches tell all ranges.
+"""
+
+
+@dataclass(frozen=True)
+class _Row:
+    name: bytes
+    name_hash: int
+    flags: int
+    parameter_bytes: int
+    body: bytes
+
+
+def encode(module: int, architecture: int, summaries: Iterable[Summary]) -> bytes:
+    """Return the table of a module for an architecture. ``module`` is the hash that the hook gives
+    its image (``hook_client.code_images.hash_of``), ``architecture`` a number such as 90.
+
+    A name that several kernels have is not in it. Raises :class:`Unsupported` for a module without
+    kernels, and for one with too many.
+    """
+    if not 0 < module < 1 << 64:
+        raise _refused(f"{module:#x} is no module's hash")
+    if not 0 < architecture < 1 << 16:
+        raise _refused(f"sm_{architecture} is no architecture")
+    known: dict[str, Summary | None] = {}
+    for summary in summaries:
+        name = summary.kernel.name
+        known[name] = None if name in known else summary
+        if len(known) > MAX_KERNELS:
+            raise _refused(f"the module has more than {MAX_KERNELS} kernels")
+    rows = [row for name, one in known.items() if one is not None and (row := _row(name, one))]
+    if not rows:
+        raise _refused("the module has no kernels")
+    return _laid_out(module, architecture, rows)
+
+
+def _refused(what: str) -> Unsupported:
+    return Unsupported(
+        f"no table can be made: {what}",
+        hint="its kernels count as writing through each of their pointers, as without a table",
+        reason="no-table",
+    )
+
+
+def name_hash(name: bytes) -> int:
+    """Return the 64-bit FNV-1a hash of a kernel's name."""
+    found = 0xCBF29CE484222325
+    for byte in name:
+        found = (found ^ byte) * 0x100000001B3 & 0xFFFFFFFFFFFFFFFF
+    return found
+
+
+def _row(name: str, summary: Summary) -> _Row | None:
+    encoded = name.encode(errors="surrogateescape")
+    if not 0 < len(encoded) <= MAX_NAME:
+        return None
+    flags = 0
+    if summary.followed is not None:
+        for use, known, ranges in (
+            (Use.READ, READS_KNOWN, RANGES_READ),
+            (Use.WRITTEN, WRITES_KNOWN, RANGES_WRITTEN),
+        ):
+            flags |= known * (not summary.unknown(use)) | ranges * summary.computed(use)
+    body = _body(summary.roles)
+    return _Row(encoded, name_hash(encoded), flags, summary.kernel.size, body)
+
+
+def _body(roles: Mapping[int | str, Use]) -> bytes:
+    rows = [ROLE.pack(ANYWHERE if at == ANY else int(at), USES[use]) for at, use in roles.items()]
+    return BODY.pack(len(rows), *[0] * 11) + b"".join(rows)
+
+
+def _laid_out(module: int, architecture: int, rows: list[_Row]) -> bytes:
+    rows.sort(key=lambda row: (row.name_hash, row.name))
+    bodies_at = HEADER.size + KERNEL.size * len(rows)
+    bodies = b"".join(row.body for row in rows)
+    names_at = bodies_at + len(bodies)
+    size = names_at + sum(len(row.name) for row in rows)
+    if size > MAX_BYTES:
+        raise _refused(f"it would have {size} bytes")
+    table = [HEADER.pack(MAGIC, VERSION, architecture, module, size, len(rows), 0)]
+    name_at, body_at = names_at, bodies_at
+    for row in rows:
+        table.append(
+            KERNEL.pack(
+                *(row.name_hash, name_at, len(row.name), row.flags, row.parameter_bytes),
+                *(body_at, len(row.body)),
+            )
+        )
+        name_at += len(row.name)
+        body_at += len(row.body)
+    return b"".join([*table, bodies, *(row.name for row in rows)])
