@@ -59,7 +59,7 @@ class Evaluation:
         self._followed = followed
         self._launch = launch
         self._assumed = assumed
-        self._system = System()
+        self.system = System()
         self._atoms: dict[Atom, Linear] = {}
         self._counts: dict[int, Linear] = {}
         self._given = facts
@@ -73,9 +73,13 @@ class Evaluation:
             for key, place in self._assumed.chosen.items():
                 if key[0] == "if":
                     self._constrain(key[1] if place == 0 else negated(key[1]))
-            return self._system.bounds(self._linear(address).modulo(ADDRESSES))
+            return self.system.bounds(self.sum_of(address))
         except Contradiction:
             return None
+
+    def sum_of(self, address: Term) -> Linear:
+        """Return an address as a sum of unknowns of ``system``, modulo 2^64."""
+        return self._linear(address).modulo(ADDRESSES)
 
     # Terms.
 
@@ -98,12 +102,12 @@ class Evaluation:
         return result
 
     def _product(self, one: Linear, other: Linear, key: object) -> Linear:
-        ends = [*self._system.bounds(one), *self._system.bounds(other)]
+        ends = [*self.system.bounds(one), *self.system.bounds(other)]
         known = [end for end in ends if end is not None]
         if len(known) < 4:
-            return self._system.unknown(key, (None, None))
+            return self.system.unknown(key, (None, None))
         products = [left * right for left in known[:2] for right in known[2:]]
-        return self._system.unknown(key, (min(products), max(products)))
+        return self.system.unknown(key, (min(products), max(products)))
 
     def _atom(self, atom: Atom) -> Linear:
         found = self._atoms.get(atom)
@@ -118,7 +122,7 @@ class Evaluation:
             case Kind.DIMENSION, (name,):
                 return linear.number(self._launch.dimension(name))
             case Kind.THREAD, (name,):
-                return self._system.unknown(atom, (0, self._threads(name) - 1))
+                return self.system.unknown(atom, (0, self._threads(name) - 1))
             case Kind.SIGNED, (width, term):
                 half = 1 << (width - 1)
                 return self._word(atom, self._linear(term), -half, half)
@@ -136,7 +140,7 @@ class Evaluation:
                 return self._extreme(atom, which, [self._linear(term) for term in terms])
             case Kind.LOOP, (header, _, width):
                 return self._carried(atom, header, width)
-        return self._system.unknown(atom, self._narrow(atom))
+        return self.system.unknown(atom, self._narrow(atom))
 
     def _threads(self, name: str) -> int:
         if name == "laneid":
@@ -155,27 +159,27 @@ class Evaluation:
         """
         size = end - least
         inner = inner.modulo(size)
-        low, high = self._system.bounds(inner)
+        low, high = self.system.bounds(inner)
         if low is not None and high is not None:
             around = (low - least) // size
             if (high - least) // size == around:
                 return inner.moved(-around * size)
-            return self._system.unknown(atom, (least, end - 1))
+            return self.system.unknown(atom, (least, end - 1))
         small = size <= 1 << 31
-        return self._system.unknown(atom, (least, end - 1) if small else (None, None))
+        return self.system.unknown(atom, (least, end - 1) if small else (None, None))
 
     def _quotient(self, atom: Atom, inner: Linear, divisor: int) -> Linear:
         if all(factor % divisor == 0 for factor in inner.factors.values()):
             exact = {one: factor // divisor for one, factor in inner.factors.items()}
             return Linear(inner.constant // divisor, exact)
-        low, high = self._system.bounds(inner)
-        result = self._system.unknown(
+        low, high = self.system.bounds(inner)
+        result = self.system.unknown(
             atom,
             (None if low is None else low // divisor, None if high is None else high // divisor),
         )
         rest = inner.plus(result, -divisor)
-        self._system.hold(rest)
-        self._system.hold(rest.times(-1).moved(divisor - 1))
+        self.system.hold(rest)
+        self.system.hold(rest.times(-1).moved(divisor - 1))
         return result
 
     def _common(self, atom: Atom, terms: tuple[Term, ...]) -> Linear:
@@ -183,28 +187,28 @@ class Evaluation:
         least = atom.range[1] if atom.range else (1 << 32) - 1
         words = []
         for term in terms:
-            word = self._system.as_word(self._linear(term), 0, 1 << 32)
+            word = self.system.as_word(self._linear(term), 0, 1 << 32)
             if word is not None:
                 words.append(word[0])
                 least = min(least, word[1][1])
-        result = self._system.unknown(atom, (0, least) if least < 1 << 31 else (None, None))
+        result = self.system.unknown(atom, (0, least) if least < 1 << 31 else (None, None))
         for one in words:
-            self._system.hold(one.plus(result, -1))
+            self.system.hold(one.plus(result, -1))
         return result
 
     def _choice(self, atom: Atom, key: tuple[Any, ...], terms: tuple[Term, ...]) -> Linear:
         if key[0] == ELSEWHERE:
             # Of another thread other facts may hold, and it may be in another iteration.
             other = Evaluation(self._followed, frozenset(), self._launch)
-            return self._system.unknown(atom, other._system.bounds(other._linear(terms[0])))
+            return self.system.unknown(atom, other.system.bounds(other._linear(terms[0])))
         place = self._assumed.chosen.get(key)
         places = self.places(key, len(terms)) if place is None else [place]
         if len(places) == 1:
             return self._linear(terms[places[0]])
-        every = [self._system.bounds(self._linear(terms[place])) for place in places]
+        every = [self.system.bounds(self._linear(terms[place])) for place in places]
         lows = [low for low, _ in every if low is not None]
         highs = [high for _, high in every if high is not None]
-        return self._system.unknown(
+        return self.system.unknown(
             atom,
             (
                 min(lows) if len(lows) == len(every) else None,
@@ -232,17 +236,17 @@ class Evaluation:
 
     def _extreme(self, atom: Atom, which: str, terms: list[Linear]) -> Linear:
         sign = 1 if which == "max" else -1
-        every = [self._system.bounds(term.times(sign)) for term in terms]
+        every = [self.system.bounds(term.times(sign)) for term in terms]
         lows = [low for low, _ in every if low is not None]
         highs = [high for _, high in every if high is not None]
         low = max(lows, default=None)
         high = max(highs) if len(highs) == len(every) else None
-        result = self._system.unknown(atom, (low, high)).times(sign) if sign > 0 else None
+        result = self.system.unknown(atom, (low, high)).times(sign) if sign > 0 else None
         if result is None:
             ends = (None if high is None else -high, None if low is None else -low)
-            result = self._system.unknown(atom, ends)
+            result = self.system.unknown(atom, ends)
         for term in terms:
-            self._system.hold(result.plus(term, -1).times(sign))
+            self.system.hold(result.plus(term, -1).times(sign))
         return result
 
     # Loops.
@@ -256,7 +260,7 @@ class Evaluation:
         step = carried.step(atom, loop, width)
         each = None if step is None else self._linear(step)
         if each is None or each.factors:
-            return self._system.unknown(atom, self._towards(initial, each))
+            return self.system.unknown(atom, self._towards(initial, each))
         constant = smallest(each.constant, 1 << width)
         return initial.plus(self._iterations(header), constant) if constant else initial
 
@@ -264,11 +268,11 @@ class Evaluation:
         """Return the bounds of what changes in each iteration by another number."""
         if each is None:
             return None, None
-        low, high = self._system.bounds(each)
+        low, high = self.system.bounds(each)
         if low is not None and low >= 0:
-            return self._system.bounds(initial)[0], None
+            return self.system.bounds(initial)[0], None
         if high is not None and high <= 0:
-            return None, self._system.bounds(initial)[1]
+            return None, self.system.bounds(initial)[1]
         return None, None
 
     def _iterations(self, header: int) -> Linear:
@@ -278,11 +282,11 @@ class Evaluation:
             key = ("iterations", header)
             later = self._assumed.first.get(header) is False
             least = 1 if later else 0
-            self._counts[header] = self._system.unknown(key, (least, None))
+            self._counts[header] = self.system.unknown(key, (least, None))
             most = min(self._limits(header, key, later), default=None)
             if most is not None and most < least:
                 raise Contradiction
-            count = self._counts[header] = self._system.unknown(key, (least, most))
+            count = self._counts[header] = self.system.unknown(key, (least, most))
         return count
 
     def _limits(self, header: int, count: linear.Unknown, later: bool) -> Iterator[int]:
@@ -293,7 +297,7 @@ class Evaluation:
             if isinstance(fact, Compare) and not (fact.one.born | fact.other.born) & changes:
                 one, other = self._linear(fact.one), self._linear(fact.other)
                 comparison = Comparison(fact.how, fact.signed, fact.width, one, other, count)
-                yield from limits(self._system, comparison, later)
+                yield from limits(self.system, comparison, later)
 
     # Conditions.
 
@@ -319,12 +323,12 @@ class Evaluation:
             one, other = other, one
         match fact.how:
             case "LT" | "GT":
-                self._system.hold(other.plus(one, -1).moved(-1))
+                self.system.hold(other.plus(one, -1).moved(-1))
             case "LE" | "GE":
-                self._system.hold(other.plus(one, -1))
+                self.system.hold(other.plus(one, -1))
             case "EQ":
-                self._system.hold(other.plus(one, -1))
-                self._system.hold(one.plus(other, -1))
+                self.system.hold(other.plus(one, -1))
+                self.system.hold(one.plus(other, -1))
         if not fact.signed and fact.how in ("LT", "LE", "GT", "GE"):
             smaller = fact.one if fact.how in ("LT", "LE") else fact.other
             self._between(smaller, other, fact.width, fact.how in ("LT", "GT"))
@@ -334,15 +338,15 @@ class Evaluation:
         not so negative that it would seem small, it is not negative.
         """
         one = self._linear(smaller)
-        low, _ = self._system.bounds(one)
-        _, high = self._system.bounds(one)
-        _, most = self._system.bounds(larger)
+        low, _ = self.system.bounds(one)
+        _, high = self.system.bounds(one)
+        _, most = self.system.bounds(larger)
         size = 1 << width
         if low is None or high is None or most is None or high >= size:
             return
         if low > most - size and most < size:
-            self._system.hold(one)
-            self._system.hold(larger.plus(one, -1).moved(-1 if strict else 0))
+            self.system.hold(one)
+            self.system.hold(larger.plus(one, -1).moved(-1 if strict else 0))
 
     def _holds(self, condition: Condition) -> bool | None:
         """Return whether a condition holds for all threads, or for none; None: neither is known."""
@@ -352,7 +356,7 @@ class Evaluation:
             return None
         try:
             one, other = self._sides(condition)
-            low, high = self._system.bounds(other.plus(one, -1))
+            low, high = self.system.bounds(other.plus(one, -1))
         except Contradiction:  # nobody is there to ask
             return None
         if low is None or high is None:

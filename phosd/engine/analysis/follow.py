@@ -10,7 +10,7 @@ the edges that enter it: those conditions are about values that the loop does no
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
 
@@ -21,7 +21,7 @@ from phosd.engine.analysis.cubin import Kernel
 from phosd.engine.analysis.disassembly import INSTRUCTION_BYTES, Instruction
 from phosd.engine.analysis.instructions import handler
 from phosd.engine.analysis.moves import select
-from phosd.engine.analysis.opcodes import ACCESSES, KNOWN, Use, results, size
+from phosd.engine.analysis.opcodes import ACCESSES, KNOWN, Use, in_order, results, size
 from phosd.engine.analysis.operands import (
     Address,
     NotUnderstood,
@@ -31,6 +31,7 @@ from phosd.engine.analysis.operands import (
     registers_from,
 )
 from phosd.engine.analysis.step import NotModelled, State, Step, Values, held_condition
+from phosd.engine.analysis.stores import Stores
 from phosd.engine.analysis.subroutines import ASSERTION, HARMLESS, Subroutines
 from phosd.engine.analysis.terms import (
     MAX_DEPTH,
@@ -54,7 +55,10 @@ _LOADS = frozenset(("LD", "LDG", "LDL", "LDS", "LDSM", "ATOM", "ATOMG", "ATOMS")
 
 @dataclass(frozen=True)
 class Access:
-    """An instruction's access to ``size`` bytes at ``address``; ``facts`` hold there."""
+    """An instruction's access to ``size`` bytes at ``address``; ``facts`` hold there. With
+    ``after_write``, whoever gets there has written all of these bytes before: what is read is not
+    what was there before the launch.
+    """
 
     at: int
     opcode: str
@@ -62,6 +66,7 @@ class Access:
     address: Term
     size: int
     facts: Facts
+    after_write: bool = False
 
 
 @dataclass
@@ -88,6 +93,7 @@ class Carried:
 class Followed:
     """What was found in a kernel. ``carried`` is by the loops' atoms; ``again`` has what holds on
     all edges back to a header, and ``met`` what holds on each of the ways that meet in a block.
+    ``prints`` is set if it may print.
     """
 
     atoms: Atoms
@@ -96,6 +102,7 @@ class Followed:
     loops: dict[int, Loop]
     again: dict[int, Facts]
     met: dict[int, list[Facts]]
+    prints: bool = False
 
 
 def follow(kernel: Kernel, code: Sequence[Instruction]) -> Followed:
@@ -123,7 +130,9 @@ def _follow(kernel: Kernel, code: Sequence[Instruction]) -> Followed:
         known = len(words.paired)
         sweep = _Sweep(values, code, graph)
         sweep.run()
-    return Followed(atoms, sweep.accesses, sweep.carried, graph.loops, sweep.again, sweep.met)
+    return Followed(
+        atoms, sweep.accesses, sweep.carried, graph.loops, sweep.again, sweep.met, sweep.prints
+    )
 
 
 class _Ended(Exception):
@@ -140,9 +149,11 @@ class _Sweep:
         self.carried: dict[Any, Carried] = {}
         self.again: dict[int, Facts] = {}
         self.met: dict[int, list[Facts]] = {}
+        self.prints = False
         self._pairs: dict[int, dict[str, str]] = {}
         self._states: dict[tuple[int, int], State] = {}
         self._facts: dict[tuple[int, int], Facts] = {}
+        self._stores: dict[tuple[int, int], Stores] = {}
         self._written = {name: self._written_by(graph.blocks[name]) for name in graph.blocks}
 
     def run(self) -> None:
@@ -155,9 +166,11 @@ class _Sweep:
             if not ahead and name != self.graph.order[0]:  # nobody comes here
                 continue
             state, facts = self._meet(name, ahead)
+            stores = Stores.met([self._stores[key] for key in ahead])
             if loop:
                 self._begin_loop(loop, state)
-            self._block(block, state, facts)
+                stores = stores.through(loop)
+            self._block(block, state, facts, stores)
         for loop in self.graph.loops.values():
             self._end_loop(loop)
 
@@ -283,7 +296,7 @@ class _Sweep:
 
     # Blocks.
 
-    def _block(self, block: Block, state: State, facts: Facts) -> None:
+    def _block(self, block: Block, state: State, facts: Facts, stores: Stores) -> None:
         for at in range(block.begin, block.end):
             instruction = self.code[at]
             guard = parse_guard(instruction.predicate)
@@ -291,7 +304,7 @@ class _Sweep:
             if given is False:
                 continue
             try:
-                self._instruction(at, instruction, state, facts, given)
+                stores = self._instruction(at, instruction, state, facts, given, stores)
             except _Ended:
                 return
         for place, edge in enumerate(block.out):
@@ -301,10 +314,18 @@ class _Sweep:
             self._states[block.begin, place] = state
             more = frozenset(implied(condition)) if len(facts) < _MOST_FACTS else frozenset()
             self._facts[block.begin, place] = facts | more
+            self._stores[block.begin, place] = stores
 
     def _instruction(
-        self, at: int, instruction: Instruction, state: State, facts: Facts, given: Condition
-    ) -> None:
+        self,
+        at: int,
+        instruction: Instruction,
+        state: State,
+        facts: Facts,
+        given: Condition,
+        stores: Stores,
+    ) -> Stores:
+        """Follow an instruction, and return what the thread has written with it."""
         name, modifiers = parse_opcode(instruction.opcode)
         if name not in KNOWN or (name == "CCTL" and "IVALL" not in modifiers):
             raise Unknown(f"instruction {name}")
@@ -316,12 +337,13 @@ class _Sweep:
                 facts |= frozenset(implied(given))
             step = Step(self.values, at, modifiers, operands, state, facts, given)
             if name in ACCESSES:
-                self._access(step, instruction, name)
+                stores = self._access(step, instruction, name, stores)
             written = self._results(step, name)
         for register, new in written.items():
             if given is not True and (old := state.get(register)) is not None:
                 new = self._either(given, new, old, register)
             state[register] = new
+        return stores
 
     def _results(self, step: Step, name: str) -> State:
         if follows := handler(name, step.modifiers):
@@ -363,6 +385,7 @@ class _Sweep:
                 raise Unknown(f"call of {name or 'a pointer'}")
             if name == ASSERTION and given is True:
                 raise _Ended
+            self.prints = self.prints or name != ASSERTION
         if register := subroutine.returns_to:
             behind = number((at + 1) * INSTRUCTION_BYTES)
             if self._word(register, state.get(register)) != behind:
@@ -378,7 +401,7 @@ class _Sweep:
             return self.values.kernel.addresses.get(place[1][1], "")
         return ""
 
-    def _access(self, step: Step, instruction: Instruction, name: str) -> None:
+    def _access(self, step: Step, instruction: Instruction, name: str, stores: Stores) -> Stores:
         use = ACCESSES[name]
         places = [operand for operand in step.operands if isinstance(operand, Address)]
         if len(places) != (2 if name == "LDGSTS" else 1):  # its first one is of shared memory
@@ -403,4 +426,11 @@ class _Sweep:
             size(name, step.modifiers),
             step.facts,
         )
+        if use is Use.WRITTEN:
+            stores = stores.with_one(access.address, access.size, step.given)
+        elif in_order(name, step.modifiers) and stores.cover(
+            access.address, access.size, access.facts
+        ):
+            access = replace(access, after_write=True)
         self.accesses.append(access)
+        return stores

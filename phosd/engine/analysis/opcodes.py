@@ -112,6 +112,14 @@ ACCESSES = {
 }
 """Instructions that access global memory, or generic addresses, which may be of it."""
 
+
+def in_order(name: str, modifiers: tuple[str, ...]) -> bool:
+    """Return whether a load sees what its thread has stored before it: asynchronous copies, and
+    loads through the cache for what does not change, may not.
+    """
+    return name != "LDGSTS" and "CONSTANT" not in modifiers
+
+
 _SIZES = {"U8": 1, "S8": 1, "U16": 2, "S16": 2, "64": 8, "128": 16}
 _ELEMENTS = {"F16x2": 4, "BF16x2": 4, "F32": 4, "U32": 4, "S32": 4, "F64": 8, "S64": 8, "64": 8}
 _LARGEST = 16

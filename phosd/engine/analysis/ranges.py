@@ -50,7 +50,7 @@ def spans(followed: Followed, access: Access, launch: Launch) -> list[Span] | No
 
 def _spans(followed: Followed, access: Access, launch: Launch) -> list[Span] | None:
     found = []
-    for case in _cases(followed, access, launch):
+    for case in cases(followed, access, launch):
         ends = case.bounds(access.address)
         if ends is None:  # this case cannot be
             continue
@@ -64,7 +64,7 @@ def _spans(followed: Followed, access: Access, launch: Launch) -> list[Span] | N
     return merged(found)
 
 
-def _cases(followed: Followed, access: Access, launch: Launch) -> Iterator[Evaluation]:
+def cases(followed: Followed, access: Access, launch: Launch) -> Iterator[Evaluation]:
     """Yield the alternatives, one that has all of them if there are too many."""
     choices: dict[tuple[Any, ...], int] = {}
     loops: set[int] = set()

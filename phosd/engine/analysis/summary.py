@@ -6,13 +6,13 @@ parameters.
 """
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from phosd.engine.analysis import cubin
 from phosd.engine.analysis.control_flow import Unknown
 from phosd.engine.analysis.cubin import Kernel
-from phosd.engine.analysis.disassembly import Function, disassemble
+from phosd.engine.analysis.disassembly import Instruction, disassemble
 from phosd.engine.analysis.follow import Access, Followed, follow
 from phosd.engine.analysis.images import Entry, Form, entries
 from phosd.engine.analysis.opcodes import Use
@@ -109,14 +109,14 @@ def _of_cubin(image: bytes, names: Collection[str] | None) -> Iterator[Summary]:
             yield Summary(kernel, error.what)
         return
     for name, kernel in kernels.items():
-        yield _of_kernel(kernel, functions.get(name))
+        function = functions.get(name)
+        yield Summary(kernel, "no code") if function is None else of_code(kernel, function.code)
 
 
-def _of_kernel(kernel: Kernel, function: Function | None) -> Summary:
-    if function is None:
-        return Summary(kernel, "no code")
+def of_code(kernel: Kernel, code: Sequence[Instruction]) -> Summary:
+    """Return the summary of a kernel's machine code."""
     try:
-        followed = follow(kernel, function.code)
+        followed = follow(kernel, code)
     except Unknown as error:
         return Summary(kernel, error.reason)
     accesses = tuple((access, origin(followed, access)) for access in followed.accesses)

@@ -156,6 +156,11 @@ class Term:
                 return atoms[0]
         return None
 
+    def without_constant(self) -> tuple["Term", int]:
+        """Return the rest of the sum, and its constant."""
+        rest = {atoms: factor for atoms, factor in self.parts.items() if atoms}
+        return Term(rest), self.parts.get((), 0)
+
     @property
     def depth(self) -> int:
         """How deep atoms are nested."""
