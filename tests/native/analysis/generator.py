@@ -10,7 +10,9 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
-ARRAY_BYTES = 1 << 22
+SHIFT_BYTES = 1 << 14
+"""By how much a pointer may differ from the middle of an array, at most."""
+ARRAY_BYTES = (1 << 22) + 2 * SHIFT_BYTES
 REACH = 1 << 17
 """Indices are from -REACH to REACH - 1, counted from the middle of an array."""
 POINTERS = ("a", "b", "c", "d")
@@ -26,13 +28,16 @@ class Expression:
 
 @dataclass
 class Kernel:
-    """``numbers`` are the values of ``n``, ``s``, ``m`` (32 bits) and ``q`` (64 bits)."""
+    """``numbers`` are the values of ``n``, ``s``, ``m`` (32 bits) and ``q`` (64 bits); ``places``
+    are, for the pointers and ``t.p``, the array and the distance from its middle.
+    """
 
     name: str
     source: str
     numbers: dict[str, int]
     block: tuple[int, int, int]
     grid: tuple[int, int, int]
+    places: list[tuple[int, int]] = field(default_factory=lambda: [(at, 0) for at in range(5)])
 
 
 @dataclass
@@ -261,6 +266,7 @@ HEADER = """
 struct T { long long pad; int* p; int k; };
 __device__ inline int whole(int value) { return value; }
 __device__ inline int whole(long long value) { return (int)(value ^ value >> 32); }
+#define KEPT(pointer, at) (((volatile int*)(pointer))[at]) // is really stored, and loaded
 """
 
 
@@ -294,3 +300,80 @@ def kernel(seed: int) -> Kernel:
     body = "\n".join(writer.lines)
     source = f'extern "C" __global__ void {name}({SIGNATURE}) {{\n{body}\n}}\n'
     return Kernel(name, source, numbers, block, grid)
+
+
+@dataclass
+class _Ordered:
+    """Writes statements of which it matters what they read before they write it, and overwrite."""
+
+    random: random.Random
+    threads: int
+    lines: list[str] = field(default_factory=list)
+
+    def near(self) -> int:
+        """A number about which ranges begin to meet."""
+        r = self.random
+        return r.choice((0, 0, self.threads, 2 * self.threads)) + r.choice((0, 0, 0, -1, 1))
+
+    def offset(self, text: str) -> str:
+        return f"({text} + {self.near()})"
+
+    def guard(self) -> str:
+        r = self.random
+        return r.choice(("", "", "", "if (i < n) ", "if (m > 5) ", "if (i & 1) ", "if (i > 3) "))
+
+    def statement(self) -> None:
+        r = self.random
+        to, of = r.choice(POINTERS), r.choice(POINTERS)
+        match r.randrange(10):
+            case 0 | 1:
+                text = f"{to}[{self.offset('i')}] = {of}[{self.offset('i')}] + 1;"
+            case 2:
+                text = f"{to}[i] = {to}[{self.offset('i')}] + 1;"
+            case 3:  # fields of elements
+                size = r.choice((2, 3, 4))
+                one, other = r.randrange(size), r.randrange(size)
+                text = f"{to}[i * {size} + {one}] = {of}[i * {size} + {other}] + 1;"
+            case 4:  # columns of a matrix
+                width, count = r.choice((8, 12)), r.choice((3, 4, 5))
+                text = (
+                    f"for (int k = 0; k < {count}; ++k) {to}[i * {width} + k + {r.choice((4, 5))}]"
+                    f" = {of}[i * {width} + k] + 1;"
+                )
+            case 5 | 6:  # what the thread has written itself, or only almost
+                begin, end = self.offset("i"), r.choice(("", "", " + 1"))
+                text = (
+                    f"{{ int at = {begin}; {self.guard()}KEPT({to}, at) = i;"
+                    f" {r.choice(POINTERS)}[i] = KEPT({to}, at{end}) + 1; }}"
+                )
+            case 7:  # sums up where it has begun anew, or not
+                first = r.choice((f"KEPT({to}, i) = 0;", f"KEPT({to}, i) = 0;", ""))
+                step = r.choice(("", "", " + k"))
+                text = (
+                    f"{{ {first} for (int k = 0; k < n; ++k)"
+                    f" KEPT({to}, i{step}) = KEPT({to}, i{step}) + {of}[k]; }}"
+                )
+            case 8:
+                text = f"for (int k = i; k < n; k += {self.threads}) {to}[k] = {of}[k] + 1;"
+            case _:
+                text = f"atomicAdd({to} + {self.offset('i')}, 1);"
+        self.lines.append(self.guard() + text)
+
+
+def ordered(seed: int) -> Kernel:
+    """Return a kernel of this seed whose launch may be such that it can be run again."""
+    r = random.Random(f"ordered {seed}")
+    numbers = {"n": r.choice((0, 1, 50, 200)), "s": 1, "m": r.choice((5, 64)), "q": 1}
+    block, grid = (r.choice((1, 32, 33, 64)), 1, 1), (r.choice((1, 2, 5)), 1, 1)
+    writer = _Ordered(r, block[0] * grid[0])
+    for _ in range(r.choice((1, 1, 2, 3))):
+        writer.statement()
+    places = [(at, 0) for at in range(5)]
+    for at in range(1, 4):
+        if r.random() < 0.2:
+            sign = r.choice((1, 1, -1))
+            places[at] = r.randrange(at), 4 * sign * writer.near() + r.choice((0, 0, 0, 16))
+    name = f"i{seed}"
+    body = "\n".join(["int i = blockIdx.x * blockDim.x + threadIdx.x;", *writer.lines])
+    source = f'extern "C" __global__ void {name}({SIGNATURE}) {{\n{body}\n}}\n'
+    return Kernel(name, source, numbers, block, grid, places)

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from phosd.engine.analysis import cubin
-from phosd.engine.analysis.control_flow import Unknown
 from phosd.engine.analysis.disassembly import disassemble
 from phosd.engine.analysis.evaluation import Launch
-from phosd.engine.analysis.follow import Followed, follow
+from phosd.engine.analysis.follow import Followed
 from phosd.engine.analysis.opcodes import Use
 from phosd.engine.analysis.provenance import origin
 from phosd.engine.analysis.ranges import spans
+from phosd.engine.analysis.summary import Summary, of_code
 from phosd.engine.analysis.tools import Tool, run
 from tests.native.analysis.generator import ARRAY_BYTES, HEADER, Kernel
 from tests.native.corpus.device import compile_ptx
@@ -32,35 +32,49 @@ setup = json.loads(sys.argv[1])
 use()
 module = ck(d.cuModuleLoadData(open(setup["ptx"], "rb").read()))
 arrays = [int(ck(d.cuMemAlloc(setup["bytes"]))) for _ in range(5)]
-for address in arrays:
-    ck(d.cuMemsetD32(address, 1, setup["bytes"] // 4))
+initial = np.random.default_rng(0).integers(0, 1 << 30, (5, setup["bytes"] // 4), np.uint32)
 for launch in setup["launches"]:
+    for address, content in zip(arrays, initial):
+        ck(d.cuMemcpyHtoD(address, content.ctypes.data, setup["bytes"]))
     function = ck(d.cuModuleGetFunction(module, launch["name"].encode()))
-    middles = [address + setup["bytes"] // 2 for address in arrays]
+    at = [arrays[array] + setup["bytes"] // 2 + by for array, by in launch["places"]]
     q, n, s, m = (launch["numbers"][one] for one in "qnsm")
-    fields = struct.pack("<4Q q Q i4x 3i4x q", *middles[:4], 5, middles[4], 3, n, s, m, q)
+    fields = struct.pack("<4Q q Q i4x 3i4x q", *at[:4], 5, at[4], 3, n, s, m, q)
     buffer = np.frombuffer(fields, np.uint8).copy()
     offsets = (0, 8, 16, 24, 32, 56, 60, 64, 72)
     pointers = np.array([buffer.ctypes.data + at for at in offsets], np.uint64)
-    ck(d.cuLaunchKernel(function, *launch["grid"], *launch["block"], 0, 0, pointers.ctypes.data, 0))
-    ck(d.cuCtxSynchronize())
-    print(json.dumps([launch["name"], fields.hex(), arrays]), flush=True)
+    left = []
+    for again in range(2):
+        shape = *launch["grid"], *launch["block"]
+        ck(d.cuLaunchKernel(function, *shape, 0, 0, pointers.ctypes.data, 0))
+        ck(d.cuCtxSynchronize())
+        left.append([fetch(address, setup["bytes"] // 4) for address in arrays])
+    same = all(map(np.array_equal, *left))
+    print(json.dumps([fields.hex(), arrays, same]), flush=True)
 """
 
 
 @dataclass
 class Seen:
-    """A launch, and what it read and wrote."""
+    """A launch, what it read and wrote, and whether the memory was the same after another."""
 
     kernel: Kernel
     launch: Launch
     arrays: list[int]
+    same: bool
     read: Ranges
     written: Ranges
 
+    def allocated(self, address: int) -> tuple[int, int] | None:
+        """Return the array around an address."""
+        for begin in self.arrays:
+            if begin <= address < begin + ARRAY_BYTES:
+                return begin, begin + ARRAY_BYTES
+        return None
+
 
 @dataclass
-class Verdict:
+class Outcome:
     """What was wrong, and how many accesses had a range, or an origin only, or neither."""
 
     wrong: list[str]
@@ -75,23 +89,20 @@ def machine_code(source: str, architecture: str = "sm_90") -> tuple[bytes, bytes
     return ptx, run(Tool.PTXAS, ["--gpu-name", architecture], ptx)
 
 
-def compiled(kernels: list[Kernel]) -> tuple[bytes, dict[str, Followed | str]]:
-    """Return the kernels' PTX, and what was found in their machine code, or why nothing was."""
+def compiled(kernels: list[Kernel]) -> tuple[bytes, dict[str, Summary]]:
+    """Return the kernels' PTX, and what was found in their machine code."""
     source = HEADER + "".join(kernel.source for kernel in kernels)
     ptx, image = machine_code(source)
     return ptx, analysed(image)
 
 
-def analysed(image: bytes) -> dict[str, Followed | str]:
-    """Return what was found in each kernel of a cubin, or why nothing was."""
-    found: dict[str, Followed | str] = {}
+def analysed(image: bytes) -> dict[str, Summary]:
+    """Return what was found in each kernel of a cubin."""
+    found: dict[str, Summary] = {}
     known = cubin.read(image)
     for function in disassemble(image).functions:
         if function.name in known:
-            try:
-                found[function.name] = follow(known[function.name], function.code)
-            except Unknown as error:
-                found[function.name] = error.reason
+            found[function.name] = of_code(known[function.name], function.code)
     return found
 
 
@@ -103,7 +114,13 @@ def observed(kernels: list[Kernel], ptx: bytes, folder: Path) -> list[Seen]:
         "ptx": str(folder / "kernels.ptx"),
         "bytes": ARRAY_BYTES,
         "launches": [
-            {"name": k.name, "numbers": k.numbers, "block": k.block, "grid": k.grid}
+            {
+                "name": k.name,
+                "numbers": k.numbers,
+                "block": k.block,
+                "grid": k.grid,
+                "places": k.places,
+            }
             for k in kernels
         ],
     }
@@ -111,38 +128,39 @@ def observed(kernels: list[Kernel], ptx: bytes, folder: Path) -> list[Seen]:
     out = program.run(code, folder, PHOS_SOFTGPU_TRACE=str(trace))
     launches = [json.loads(line) for line in out.splitlines()]
     lines: list[dict[str, Any]] = [json.loads(line) for line in trace.read_text().splitlines()]
-    traced = [line for line in lines if line["kind"] == "kernel"]
+    traced = [line for line in lines if line["kind"] == "kernel"][::2]
     assert len(traced) == len(launches) == len(kernels)
     return [
         Seen(
             kernel,
             Launch(bytes.fromhex(fields), kernel.block, kernel.grid),
             arrays,
+            same,
             [(begin, end) for begin, end in line["read"]],
             [(begin, end) for begin, end in line["written"]],
         )
-        for kernel, (_, fields, arrays), line in zip(kernels, launches, traced, strict=True)
+        for kernel, (fields, arrays, same), line in zip(kernels, launches, traced, strict=True)
     ]
 
 
-def compare(followed: Followed, seen: Seen) -> Verdict:
+def compare(followed: Followed, seen: Seen) -> Outcome:
     """Return what the kernel did that was not predicted."""
-    verdict = Verdict([])
+    outcome = Outcome([])
     ranges: dict[str, Ranges] = {"read": [], "written": []}
     everywhere = set()
     for access in followed.accesses:
         uses = [use for use in ("read", "written") if access.use in (Use(use), Use.BOTH)]
         where = spans(followed, access, seen.launch)
         if where is not None:
-            verdict.ranges += 1
+            outcome.ranges += 1
             found = [(one.begin, one.end) for one in where]
         else:
             came = origin(followed, access, seen.launch)
             if came.unknown or came.anywhere:
-                verdict.unknown += 1
+                outcome.unknown += 1
                 everywhere |= set(uses)
                 continue
-            verdict.origins += 1
+            outcome.origins += 1
             found = [_block(seen, at) for at in came.parameters]
         for use in uses:
             ranges[use] += found
@@ -153,17 +171,14 @@ def compare(followed: Followed, seen: Seen) -> Verdict:
                 known = known + seen.written
             missed = [one for one in real if not _covered(one, _merged(known))]
             if missed:
-                verdict.wrong.append(f"{seen.kernel.name} {use} {missed}, of {ranges[use]}")
-    return verdict
+                outcome.wrong.append(f"{seen.kernel.name} {use} {missed}, of {ranges[use]}")
+    return outcome
 
 
 def _block(seen: Seen, offset: int) -> tuple[int, int]:
     """Return the array that a parameter points into; none if it points into none."""
     (address,) = struct.unpack_from("<Q", seen.launch.parameters, offset)
-    for begin in seen.arrays:
-        if begin <= address < begin + ARRAY_BYTES:
-            return begin, begin + ARRAY_BYTES
-    return 0, 0
+    return seen.allocated(address) or (0, 0)
 
 
 def _merged(ranges: Ranges) -> Ranges:

@@ -1,37 +1,59 @@
-"""Random kernels access nothing that the analysis has not predicted."""
+"""Random kernels access nothing that the analysis has not predicted, and leave the same memory when
+they are run again, if it says so.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
-from tests.native.analysis import oracle
-from tests.native.analysis.generator import kernel
+from phosd.engine.analysis.idempotency import Verdict, of_launch
+from tests.native.analysis import generator, oracle
 from tests.support import rotation
 
 KERNELS = 40
 
 
-def test_random_kernels(tmp_path: Path) -> None:
-    """Those of one run; a run of everything has 2,000."""
-    seeds = rotation.seeds("kernels", KERNELS, whole=50 * KERNELS)
+def check(name: str, made: Callable[[int], generator.Kernel], folder: Path) -> Counter[str]:
+    """Play kernels of one run, or 50 times as many in a run of everything, and count verdicts."""
+    seeds = rotation.seeds(name, KERNELS, whole=50 * KERNELS)
     counts: Counter[str] = Counter()
     wrong: list[str] = []
     for first in range(0, len(seeds), KERNELS):
-        folder = tmp_path / str(first)
-        folder.mkdir()
-        kernels = [kernel(seed) for seed in seeds[first : first + KERNELS]]
+        place = folder / str(first)
+        place.mkdir()
+        kernels = [made(seed) for seed in seeds[first : first + KERNELS]]
         ptx, found = oracle.compiled(kernels)
-        for seen in oracle.observed(kernels, ptx, folder):
-            followed = found[seen.kernel.name]
-            if isinstance(followed, str):
+        for seen in oracle.observed(kernels, ptx, place):
+            counts["kernels"] += 1
+            summary = found[seen.kernel.name]
+            verdict = of_launch(summary, seen.launch, seen.allocated).verdict
+            counts["run again"] += seen.same
+            counts[verdict.value] += 1
+            errors = []
+            if verdict is Verdict.IDEMPOTENT and not seen.same:
+                errors.append(f"{seen.kernel.name} is not idempotent")
+            if summary.followed is None:
                 counts["kernels unknown"] += 1
-                continue
-            verdict = oracle.compare(followed, seen)
-            counts["ranges"] += verdict.ranges
-            counts["others"] += verdict.origins + verdict.unknown
-            wrong += [f"seed {seen.kernel.name[1:]}: {one}" for one in verdict.wrong]
+            else:
+                outcome = oracle.compare(summary.followed, seen)
+                counts["ranges"] += outcome.ranges
+                counts["others"] += outcome.origins + outcome.unknown
+                errors += outcome.wrong
+            wrong += [f"{name}: {seen.kernel.name[1:]}: {error}" for error in errors]
     assert not wrong
+    print(dict(counts))
+    return counts
+
+
+def test_random_kernels(tmp_path: Path) -> None:
+    counts = check("kernels", generator.kernel, tmp_path)
     # That everything is unknown would not be wrong, either.
     assert counts["ranges"] > 0.85 * counts["others"], counts
-    assert counts["kernels unknown"] < 0.05 * len(seeds), counts
+    assert counts["kernels unknown"] < 0.05 * counts["kernels"], counts
+
+
+def test_kernels_that_may_be_run_again(tmp_path: Path) -> None:
+    counts = check("ordered", generator.ordered, tmp_path)
+    assert counts[Verdict.IDEMPOTENT.value] > 0.6 * counts["run again"], counts
