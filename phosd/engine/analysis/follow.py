@@ -169,7 +169,6 @@ class _Sweep:
             stores = Stores.met([self._stores[key] for key in ahead])
             if loop:
                 self._begin_loop(loop, state)
-                stores = stores.through(loop)
             self._block(block, state, facts, stores)
         for loop in self.graph.loops.values():
             self._end_loop(loop)

@@ -1,16 +1,16 @@
 """What a thread has itself written by the time it gets somewhere, on every way there.
 
 A load of such bytes does not tell what was there before the launch, whatever other threads write
-there meanwhile. Addresses are compared as terms: equal terms have equal values between two runs of
-the blocks that give them new ones (``Term.born``), so that a loop's header keeps only what the loop
-does not change.
+there meanwhile. Addresses are compared as terms, which have the same value until a block runs again
+that gives them another (``Term.born``). No such block is between a store and where it is still
+noted: at a loop's header, that is what was written before the loop, of which the loop changes
+nothing; and what was written in an iteration is forgotten when the next begins.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from phosd.engine.analysis.conditions import Compare, Condition, Facts
-from phosd.engine.analysis.control_flow import Loop
+from phosd.engine.analysis.conditions import Condition, Facts
 from phosd.engine.analysis.terms import Kind, Term, smallest, terms_in
 from phosd.engine.analysis.words import ELSEWHERE
 
@@ -43,11 +43,6 @@ class Stores:
         first, *rest = ways
         return cls(tuple(one for one in first.every if all(one in way.every for way in rest)))
 
-    def through(self, loop: Loop) -> "Stores":
-        """Return what is still known of in every iteration of a loop that is entered here."""
-        changes = loop.changes()
-        return Stores(tuple(one for one in self.every if not _born(one, changes)))
-
     def with_one(self, address: Term, size: int, given: Condition) -> "Stores":
         """Return these and another."""
         if _is_elsewhere([address]):
@@ -72,18 +67,6 @@ class Stores:
                 break
             reached = max(reached, end)
         return reached >= size
-
-
-def _born(store: _Store, changes: set[int]) -> bool:
-    """Return whether the store may be another in the next iteration."""
-    if store.base.born & changes:
-        return True
-    match store.given:
-        case True:
-            return False
-        case Compare(_, _, _, one, other):
-            return bool((one.born | other.born) & changes)
-    return True
 
 
 def _is_elsewhere(terms: Iterable[Term]) -> bool:

@@ -121,6 +121,12 @@ READ_BACK = "LDG.E.STRONG.SYS R9,[R4.64]\nEXIT"
         (PREDICATE + "@P0 STG.E [R4.64],RZ\n", "@!P0 " + READ_BACK, True),
         (PREDICATE + "@P0 STG.E [R4.64],RZ\n@!P0 EXIT\n", READ_BACK, False),
         (PREDICATE + "@P0 BRA 0x80\nSTG.E [R4.64],RZ\nNOP\n", READ_BACK, True),
+        (PREDICATE + "@P0 BRA 0x90\nSTG.E [R4.64],RZ\nBRA 0xa0\nNOP\n", READ_BACK, True),
+        (
+            PREDICATE + "@P0 BRA 0x90\nSTG.E [R4.64],RZ\nBRA 0xa0\nSTG.E [R4.64],R8\nNOP\n",
+            READ_BACK,
+            False,
+        ),
     ],
 )
 def test_what_a_thread_has_written_itself(before: str, after: str, counts: bool) -> None:
