@@ -31,6 +31,8 @@ def analyse(settings: Settings, file: Path, architecture: int, names: tuple[str,
     * stands for one that is chosen by an index.
     RANGES says of which accesses a launch tells the range. UNKNOWN says why it is not known what is
     accessed: such a kernel counts as one that reads and writes everything.
+    AGAIN says which launches may be run again, since they overwrite nothing that they read: all
+    (always), none in which a thread gets to where it does (never), or that depends on the launch.
 
     It needs nvdisasm: `pip install 'phosd[analysis]'`, or CUDA's toolkit in PATH.
 
@@ -49,6 +51,7 @@ def analyse(settings: Settings, file: Path, architecture: int, names: tuple[str,
             "READ": lambda row: _offsets(row, "read"),
             "WRITTEN": lambda row: _offsets(row, "written"),
             "RANGES": _ranges,
+            "AGAIN": lambda row: row["idempotent"],
             "UNKNOWN": lambda row: "\n".join(
                 sorted({*row["unknown_reads"], *row["unknown_writes"]})
             ),
@@ -62,8 +65,10 @@ def analyse(settings: Settings, file: Path, architecture: int, names: tuple[str,
 
 
 def _row(summary: "Summary") -> dict[str, Any]:
+    from phosd.engine.analysis.idempotency import of_kernel
     from phosd.engine.analysis.opcodes import Use
 
+    again = of_kernel(summary)
     return {
         "kernel": summary.kernel.name,
         "parameter_bytes": summary.kernel.size,
@@ -72,6 +77,8 @@ def _row(summary: "Summary") -> dict[str, Any]:
         "unknown_writes": sorted(summary.unknown(Use.WRITTEN)),
         "ranges_read": summary.computed(Use.READ),
         "ranges_written": summary.computed(Use.WRITTEN),
+        "idempotent": again.idempotent.value,
+        "idempotent_why": sorted(again.why),
     }
 
 
@@ -93,12 +100,14 @@ def _totals(rows: list[dict[str, Any]]) -> dict[str, str]:
     reasons = Counter(
         reason for row in rows for reason in {*row["unknown_reads"], *row["unknown_writes"]}
     )
+    again = Counter(row["idempotent"] for row in rows)
     return {
         "kernels": str(len(rows)),
         "roles": _share(rows, (not row["unknown_reads"] + row["unknown_writes"] for row in rows)),
         "write roles": _share(rows, (not row["unknown_writes"] for row in rows)),
         "ranges": _share(rows, (_ranges(row) == "all" for row in rows)),
         "write ranges": _share(rows, (row["ranges_written"] for row in rows)),
+        "again": ", ".join(f"{kind} ({count})" for kind, count in again.most_common()),
         "unknown": ", ".join(f"{reason} ({count})" for reason, count in reasons.most_common()),
     }
 

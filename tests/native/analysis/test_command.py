@@ -49,6 +49,13 @@ def test_roles_and_ranges(module: tuple[bytes, bytes], tmp_path: Path) -> None:
         assert rows["chase"]["unknown_reads"] == []
         assert rows["count"]["roles"] == {"0": "both", "8": "read"}
         assert not rows["count"]["ranges_written"]
+        assert {name: row["idempotent"] for name, row in rows.items()} == {
+            "add": "depends",
+            "chase": "unknown",
+            "count": "never",
+            "pick": "depends",
+        }
+        assert rows["count"]["idempotent_why"] == ["atomic operation"]
         assert rows["pick"]["roles"] == {"128": "read", "*": "written"}
         assert rows["pick"]["unknown_writes"] == []
 
@@ -66,6 +73,7 @@ def test_what_is_printed(module: tuple[bytes, bytes], tmp_path: Path) -> None:
     assert done.exit_code == 0
     assert "roles         3 (75%)" in done.stdout
     assert "unknown       loaded (1)" in done.stdout
+    assert "again         depends (2), " in done.stdout
 
 
 def test_a_file_that_is_no_module(tmp_path: Path) -> None:
