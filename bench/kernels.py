@@ -16,6 +16,7 @@ import json
 import multiprocessing
 import os
 import tempfile
+import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -30,11 +31,13 @@ from phosd.engine.analysis.images import Form, entries
 from phosd.engine.analysis.opcodes import Use
 from phosd.engine.analysis.summary import Summary, summarise
 from phosd.engine.chunk_map.chunk_map import ChunkMap
-from phosd.engine.hook_client.code_images import CodeImage, Held, read_image
+from phosd.engine.hook_client.code_images import CodeImage, Held
 from phosd.engine.hook_client.link import HookLink
 from phosd.engine.hook_client.places import hooks_folder
 from phosd.engine.image.manifest import CHUNK
-from phosd.errors import PhosError
+from phosd.engine.kernels.fetch import fetch
+from phosd.engine.system import procfs
+from phosd.errors import PhosError, Unsupported
 
 _LINES = 3
 """Of output before launches are counted."""
@@ -115,7 +118,7 @@ def stored(
 ) -> Iterable[Launched]:
     """Store the code of kernels of an image, and yield them."""
     library = library_of(pid, image)
-    data = None if image is None else read_image(pid, image)
+    data = None if image is None else code_of(pid, image)
     code: dict[str, str] = {}
     for entry in entries(data) if data is not None else ():
         if entry.form is Form.CUBIN and entry.architecture not in (0, architecture):
@@ -130,6 +133,18 @@ def stored(
             code |= dict.fromkeys(wanted, name)
     for name, launches in kernels.items():
         yield Launched(name, launches, library, code.get(name, ""))
+
+
+def code_of(pid: int, image: CodeImage) -> bytes | None:
+    """Return the bytes of an image, or None if they cannot be had."""
+    process = procfs.process_id(pid)
+    if process is None:
+        return None
+    try:
+        with fetch(process, image, threading.Event()) as module:
+            return os.pread(module.file, module.size, 0)
+    except Unsupported:
+        return None
 
 
 def library_of(pid: int, image: CodeImage | None) -> str:

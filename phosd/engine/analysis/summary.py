@@ -61,8 +61,16 @@ class Summary:
 def summarise(
     image: bytes, architecture: int, names: Collection[str] | None = None
 ) -> Iterator[Summary]:
-    """Yield a summary of each kernel of a module, or of those with these names: of its cubins for
-    an architecture, or if it has none, of its PTX.
+    """Yield a summary of each kernel of a module, or of those with these names. Raises as
+    :func:`cubins` does.
+    """
+    for code in cubins(image, architecture):
+        yield from summarise_cubin(code, names)
+
+
+def cubins(image: bytes, architecture: int) -> Iterator[bytes]:
+    """Yield a module's cubins for an architecture, or if it has none, those that are made of its
+    PTX.
 
     Raises :class:`Unsupported` for what is no module, and :class:`~phosd.errors.Internal` if a tool
     is missing.
@@ -80,7 +88,7 @@ def summarise(
             reason="other-architecture",
         )
     for entry in chosen:
-        yield from _of_cubin(_compiled(entry, architecture), names)
+        yield _compiled(entry, architecture)
 
 
 def _compiled(entry: Entry, architecture: int) -> bytes:
@@ -94,7 +102,10 @@ def _compiled(entry: Entry, architecture: int) -> bytes:
     return run(Tool.PTXAS, ["--gpu-name", name], code)
 
 
-def _of_cubin(image: bytes, names: Collection[str] | None) -> Iterator[Summary]:
+def summarise_cubin(image: bytes, names: Collection[str] | None) -> Iterator[Summary]:
+    """Yield a summary of each kernel of a cubin, or of those with these names, in the order in
+    which ``cubin.read`` has them.
+    """
     kernels = cubin.read(image)
     symbols: list[int] = []
     if names is not None:

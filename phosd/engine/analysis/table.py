@@ -126,3 +126,39 @@ def _laid_out(module: int, architecture: int, rows: list[_Row]) -> bytes:
         name_at += len(row.name)
         body_at += len(row.body)
     return b"".join([*table, bodies, *(row.name for row in rows)])
+
+
+def merged(module: int, architecture: int, tables: Iterable[bytes]) -> bytes:
+    """Return the table that has the kernels of all these tables of a module. Raises
+    :class:`Unsupported` for what is no table of it, and for none.
+    """
+    rows: dict[bytes, _Row] = {}
+    for table in tables:
+        for row in _rows(table, module, architecture):
+            rows[row.name] = row
+    if not rows or len(rows) > MAX_KERNELS:
+        raise _refused(f"it would have {len(rows)} kernels")
+    return _laid_out(module, architecture, list(rows.values()))
+
+
+def _rows(table: bytes, module: int, architecture: int) -> list[_Row]:
+    try:
+        magic, version, of, which, size, count, _ = HEADER.unpack_from(table)
+    except struct.error as error:
+        raise _refused(f"{len(table)} bytes are no table") from error
+    if (magic, version, of, which, size) != (MAGIC, VERSION, architecture, module, len(table)):
+        raise _refused("what is to be in it is no table of this module")
+    bodies_at = HEADER.size + KERNEL.size * count
+    if bodies_at > size:
+        raise _refused(f"{size} bytes are no table of {count} kernels")
+    rows = []
+    for fields in KERNEL.iter_unpack(table[HEADER.size : bodies_at]):
+        hashed, name_at, name_size, flags, parameter_bytes, body_at, body_size = fields
+        name = table[name_at : name_at + name_size]
+        body = table[body_at : body_at + body_size]
+        whole = bodies_at <= min(name_at, body_at) and len(name) == name_size
+        whole = whole and len(body) == body_size and 0 < name_size <= MAX_NAME
+        if not whole or hashed != name_hash(name):
+            raise _refused("a kernel of what is to be in it has no place there")
+        rows.append(_Row(name, hashed, flags, parameter_bytes, body))
+    return rows

@@ -3,6 +3,9 @@
 Both are proprietary: they come with the extra ``analysis`` or with the CUDA toolkit, and are never
 part of phosd. A tool is a child that can do little (``cage``): it has limits on processor time,
 memory and output, no network, and nobody's rights where phosd is root. Its input is a memory file.
+
+A process that is confined itself opens the tools before (:func:`keep_open`), when it can still
+reach them.
 """
 
 import os
@@ -11,10 +14,12 @@ import signal
 import subprocess
 import sys
 import sysconfig
-from contextlib import ExitStack
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from enum import Enum
 from pathlib import Path
 
+from phosd.engine.analysis import cage
 from phosd.engine.system import privileges
 from phosd.errors import Internal, Unsupported
 
@@ -24,7 +29,7 @@ DEADLINE_SECONDS = 900
 MEMORY_BYTES = 8 << 30
 OUTPUT_BYTES = 4 << 30
 _MESSAGE_BYTES = 2000
-_NOBODY = 65534
+NOBODY = 65534
 _CAGE = Path(__file__).with_name("cage.py")
 
 
@@ -33,6 +38,28 @@ class Tool(Enum):
 
     NVDISASM = "nvdisasm"
     PTXAS = "ptxas"
+
+
+_open: dict[Tool, int] = {}
+
+
+def keep_open() -> None:
+    """Open the tools that there are for all that this process runs, as it cannot reach them soon,
+    nor become somebody else.
+    """
+    for tool in Tool:
+        with suppress(Internal):
+            _open[tool] = os.open(find(tool), os.O_RDONLY | os.O_CLOEXEC)
+
+
+def version() -> str:
+    """Return what changes when another tool is installed, or none; it says nothing else."""
+    found = []
+    for tool in Tool:
+        with suppress(Internal, OSError):
+            status = find(tool).stat()
+            found.append(f"{tool.value}:{status.st_size}:{status.st_mtime_ns}")
+    return " ".join(found)
 
 
 def find(tool: Tool) -> Path:
@@ -55,7 +82,6 @@ def run(tool: Tool, options: list[str], source: bytes) -> bytes:
     """Return what the tool writes for ``source``, given as a file. Raises :class:`Unsupported` if
     it fails on it, with its own words, and :class:`Internal` if it cannot be run.
     """
-    program = find(tool)
     with ExitStack() as files:
         given, output, said = (
             files.enter_context(os.fdopen(os.memfd_create(name), "w+b"))
@@ -64,11 +90,13 @@ def run(tool: Tool, options: list[str], source: bytes) -> bytes:
         given.write(source)
         given.flush()
         # By its descriptor, since nobody may enter the folders that lead to it.
-        executed = files.enter_context(program.open("rb"))
-        words = [_path(executed.fileno()), *options, _path(given.fileno())]
+        executed = _open.get(tool)
+        if executed is None:
+            executed = files.enter_context(find(tool).open("rb")).fileno()
+        words = [_path(executed), *options, _path(given.fileno())]
         if tool is Tool.PTXAS:
             words += ["--output-file", _path(1)]
-        inherited = executed.fileno(), given.fileno()
+        inherited = executed, given.fileno()
         code = _call(words, inherited, output.fileno(), said.fileno())
         message = _read(said.fileno(), _MESSAGE_BYTES).decode(errors="replace").strip()
         if code != 0:
@@ -88,13 +116,23 @@ def _call(words: list[str], inherited: tuple[int, ...], output: int, said: int) 
     """Run the words in the cage, and return their exit status, or the signal that ended them,
     negative.
     """
-    limits = [str(number) for number in (PROCESSOR_SECONDS, MEMORY_BYTES, OUTPUT_BYTES)]
-    if os.geteuid() == 0:
-        words = privileges.command(
-            words, uid=_NOBODY, gid=_NOBODY, groups=(), as_others=True, bounded=True
-        )
+    limits = PROCESSOR_SECONDS, MEMORY_BYTES, OUTPUT_BYTES
+    begin: Callable[[], None] | None = None
+    if _open:  # confined already
+        parent = os.getpid()
+
+        def begin() -> None:
+            cage.limit(*limits)
+            cage.end_with(parent)
+    else:
+        if os.geteuid() == 0:
+            words = privileges.command(
+                words, uid=NOBODY, gid=NOBODY, groups=(), as_others=True, bounded=True
+            )
+        words = [sys.executable, "-I", "-S", str(_CAGE), *map(str, limits), *words]
     child = subprocess.Popen(
-        [sys.executable, "-I", "-S", str(_CAGE), *limits, *words],
+        words,
+        preexec_fn=begin,
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=said,

@@ -1,12 +1,10 @@
-"""The images that a process has loaded kernels from, and their bytes, read from its memory."""
+"""The images that a process has loaded kernels from."""
 
 import enum
-import os
+import mmap
 from dataclasses import dataclass
-from pathlib import Path
 
 from phosd.engine.hook_client.wire import IMAGE, Garbled, decode_rows
-from phosd.engine.system import procfs
 
 MAX_IMAGES = 1 << 16
 """Most images accepted from one program."""
@@ -49,39 +47,7 @@ def decode_images(body: bytes) -> tuple[list[CodeImage], bool]:
     return images, more
 
 
-def read_image(pid: int, image: CodeImage) -> bytes | None:
-    """Return the bytes that the process has loaded, or None if they are no longer there, or more
-    than :data:`MAX_BYTES`.
-
-    They are whatever the process says that they are: for whoever takes them for its own kernels.
-    """
-    if not 0 < image.size <= MAX_BYTES or image.held is Held.NOT_KEPT:
-        return None
-    folder = procfs.PROC / str(pid)
-    try:
-        if image.held is Held.IN_FILE:
-            data = _read(folder / "root" / image.path.lstrip("/"), 0, image.size)
-        else:
-            data = _read(folder / "mem", image.address, image.size)
-    except (OSError, OverflowError):
-        return None
-    return data if hash_of(data) == image.hash else None
-
-
-def _read(path: Path, offset: int, size: int) -> bytes:
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
-    try:
-        data = bytearray()
-        while len(data) < size and (
-            part := os.pread(descriptor, min(size - len(data), 16 << 20), offset + len(data))
-        ):
-            data += part
-        return bytes(data)
-    finally:
-        os.close(descriptor)
-
-
-def hash_of(data: bytes) -> int:
+def hash_of(data: bytes | mmap.mmap) -> int:
     """Return the hash that the hook gives an image (``phosd/hook/code/modules.cpp``)."""
     head = data[:_HEAD]
     tail = data[max(len(head), len(data) - _TAIL) :]

@@ -97,4 +97,4 @@ def test_what_a_tool_is_allowed_to(script: Path, tmp_path: Path) -> None:
     secret.chmod(0o600)
     write(script, f"id -u; cat {secret}; cat /proc/self/net/dev | wc -l; cat $1")
     out = tools.run(Tool.NVDISASM, [], b"input").decode()
-    assert out.splitlines() == [str(tools._NOBODY), "3", "input"]
+    assert out.splitlines() == [str(tools.NOBODY), "3", "input"]

@@ -46,3 +46,28 @@ def test_of_what_is_odd_none_is_made(
 ) -> None:
     with pytest.raises(Unsupported, match=why):
         table.encode(module, architecture, map(summary, names))
+
+
+def test_tables_of_one_module_become_one() -> None:
+    alone = [table.encode(HASH, 90, [summary(name)]) for name in ("a", "b", "c")]
+    assert table.merged(HASH, 90, [*alone, alone[0]]) == table.encode(
+        HASH, 90, map(summary, ["a", "b", "c"])
+    )
+    assert table.merged(HASH, 90, [table.merged(HASH, 90, alone)]) == table.merged(HASH, 90, alone)
+    for other in (HASH + 1, 90), (HASH, 80):
+        with pytest.raises(Unsupported, match="no table of this module"):
+            table.merged(*other, alone)
+
+
+def test_what_is_no_table_is_not_merged() -> None:
+    good = bytearray(table.encode(HASH, 90, [summary("a")]))
+    row = table.HEADER.size
+    for at in (*range(row), row, row + 8, row + 12, row + 24, row + 28, len(good) - 1):
+        bad = good[:]
+        bad[at] ^= 0x80
+        if at not in range(36, 40):  # reserved
+            with pytest.raises(Unsupported, match="no table can be made"):
+                table.merged(HASH, 90, [bytes(bad)])
+    for size in (0, 10, row, len(good) - 1):
+        with pytest.raises(Unsupported, match="no table can be made"):
+            table.merged(HASH, 90, [bytes(good[:size])])
