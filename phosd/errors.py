@@ -102,6 +102,8 @@ class Reason(enum.StrEnum):
     """The folder of outputs cannot be looked at."""
     JOB_ENDED = "job-ended"
     """The job has ended already."""
+    ANALYSIS_OFF = "analysis-off"
+    """Kernels are not analysed on this machine."""
     MISSING_PACKAGE = "missing-package"
     """A Python package is not installed."""
 

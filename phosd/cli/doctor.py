@@ -19,6 +19,7 @@ from phosd.cli.settings import Settings, command
 from phosd.client.daemon import MANAGER, Daemon
 from phosd.client.errors import Exit, of_bus
 from phosd.client.text import human_bytes
+from phosd.engine.analysis.tools import Tool, find
 from phosd.engine.criu.probe import probe
 from phosd.engine.criu.program import INSTALL_HINT, Criu
 from phosd.engine.node import gpus
@@ -73,6 +74,7 @@ def doctor(settings: Settings, state_dir: Path) -> None:
         _space(state_dir),
         _daemon(settings),
         *_stranded(),
+        _analysis(),
     ]
     for finding in findings:
         _show(settings, finding)
@@ -196,6 +198,16 @@ def _stranded() -> list[Finding]:
         )
         for each in found
     ]
+
+
+def _analysis() -> Finding:
+    """Look for what kernels are analysed with, which is not part of phosd."""
+    try:
+        found = [str(find(tool)) for tool in Tool]
+    except PhosError as error:
+        text = f"{error.what}, so it is not known what kernels read and write; all else works"
+        return Finding("analysis", "warning", text, error.hint)
+    return _ok("analysis", ", ".join(found))
 
 
 def _space(state_dir: Path) -> Finding:

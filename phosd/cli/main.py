@@ -54,7 +54,8 @@ _COMMANDS = {
     "doctor": "Look at everything that checkpoints need; works without phosd running.",
     "trust": "Clear KERNEL, or all kernels, of PID's program of suspicion.",
     "analyse": "Say what the kernels in FILE read and write, from their machine code: in a cubin, "
-    "a fat binary, PTX, or a library that has fat binaries inside.",
+    "a fat binary, PTX, or a library that has fat binaries inside; or those that process PID has "
+    "launched, or your program of that name.",
     "recover": "Bring processes back that were left locked, checkpointed or parked.",
     "demo": "Train a small network, save it, kill it, restore it, and compare what it computes.",
 }

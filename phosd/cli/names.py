@@ -6,6 +6,7 @@ A completion is asked of a phosd that runs; none is started for it.
 import os
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -112,6 +113,29 @@ class SuspendedPid(Pid):
         """Return the suspended processes alone."""
         found = super().shell_complete(ctx, param, incomplete)
         return [item for item in found if ", suspended: " in str(item.help)]
+
+
+class FileOrPid(_ParamType):
+    """A file, or a process: what is a number, or the name of a program and of no file."""
+
+    name = "file or pid"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Path | int:
+        """Return the path or the pid. Raises :class:`click.BadParameter`."""
+        text = str(value)
+        if text.isdecimal() or (not Path(text).exists() and valid_name(text) and running(text)):
+            return Pid().convert(value, param, ctx)
+        if not Path(text).is_file():
+            self.fail(f"{text!r} is neither a file nor a program of yours", param, ctx)
+        return Path(text)
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        """Leave files to the shell."""
+        return [CompletionItem(incomplete, type="file")]
 
 
 class Image(_Named):

@@ -8,6 +8,7 @@ import click
 from phosd.cli import names
 
 PID = names.Pid()
+FILE_OR_PID = names.FileOrPid()
 SUSPENDED_PID = names.SuspendedPid()
 IMAGE = names.Image()
 GPU = names.Gpu()

@@ -27,7 +27,10 @@ _KERNEL = ("name", "module", "launches", "suspect")
 @command()
 @click.argument("pid", type=options.PID, required=False)
 @click.option("--log", is_flag=True, help="Show the log of phosd's hook in process PID.")
-def ps(settings: Settings, pid: int | None, log: bool) -> None:
+@click.option(
+    "--kernels", "known", is_flag=True, help="Show what is known of what PID's kernels access."
+)
+def ps(settings: Settings, pid: int | None, log: bool, known: bool) -> None:
     """List the processes that use a GPU, and how each can be saved; or tell all about PID: its
     device memory, and the kernels that the last checkpoint saw it launch.
 
@@ -41,20 +44,32 @@ def ps(settings: Settings, pid: int | None, log: bool) -> None:
     memory parked. Threads are those inside a call that submits work, or held before one; admitted
     is how many were let in since the gate began to close.
 
+    --kernels shows the kernels that a checkpoint has counted as `phos analyse PID` does, and waits
+    for nothing.
+
     \b
     Examples:
       phos ps
       phos ps --json | jq 'select(.hook == "hooked").pid'
       phos ps 4711
       phos ps 4711 --log
+      phos ps 4711 --kernels
     """
+    if log and known:
+        raise CommandError("InvalidOption", "--log and --kernels are two lists: give one of them")
     if pid is not None:
         (path,) = call(settings, "GetProcess", "u", pid)
         with if_missing("NoSuchProcess", f"process {pid} has ended; `phos ps` lists what runs"):
-            _show_log(settings, pid, path) if log else _show(settings, path)
+            if log:
+                _show_log(settings, pid, path)
+            elif known:
+                _show_kernels(settings, pid, path)
+            else:
+                _show(settings, path)
         return
-    if log:
-        raise CommandError("InvalidOption", "--log shows one process: name its PID, too")
+    if log or known:
+        option = "--log" if log else "--kernels"
+        raise CommandError("InvalidOption", f"{option} shows one process: name its PID, too")
     found = managed(settings, "ListProcesses")
     rows = [_row(process, found) for process in found.of("Process1")]
     settings.rows(
@@ -97,6 +112,16 @@ def _show_log(settings: Settings, pid: int, path: str) -> None:
         settings.emit({"pid": pid, "log": text})
     else:
         settings.say(text.removesuffix("\n"), lines=True)
+
+
+def _show_kernels(settings: Settings, pid: int, path: str) -> None:
+    from phosd.cli import kernels
+
+    kernels.show(
+        settings,
+        kernels.launched(settings, path),
+        empty=kernels.none_of(pid),
+    )
 
 
 def _show(settings: Settings, path: str) -> None:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from phosd.client.async_client import AsyncClient, AsyncJobHandle, Change
     from phosd.client.checks import Check
     from phosd.client.evacuation import Step
+    from phosd.client.kernels import Kernel
     from phosd.client.options import (
         CheckpointOptions,
         EventOptions,
@@ -42,6 +43,7 @@ else:
             "checks": ("Check",),
             "records": ("Gpu", "Image", "Job", "Manager", "Phase", "Process", "Record"),
             "past": ("Event",),
+            "kernels": ("Kernel",),
             "evacuation": ("Step",),
             "options": (
                 "CheckpointOptions",
@@ -74,6 +76,7 @@ __all__ = [
     "Job",
     "JobHandle",
     "JobOptions",
+    "Kernel",
     "Manager",
     "MigrateOptions",
     "Phase",

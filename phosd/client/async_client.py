@@ -13,6 +13,7 @@ from phosd.client.checks import Check
 from phosd.client.daemon import NO_BUS, OBJECTS, Daemon, News, Properties, ended_or_began
 from phosd.client.errors import told, typed
 from phosd.client.evacuation import Step
+from phosd.client.kernels import Kernel, kernel
 from phosd.client.options import (
     CheckpointOptions,
     EventOptions,
@@ -133,6 +134,16 @@ class AsyncClient:
     async def events(self, **options: Unpack[EventOptions]) -> list[Event]:
         """Return what happened, newest first; options: :class:`EventOptions`."""
         return [event(row) for row in await self._calls.events(**_in_microseconds(options))]
+
+    async def kernels(self, pid: int, limit: int = 500) -> list[Kernel]:
+        """Return at most ``limit`` kernels that a process has launched, those launched most first,
+        with what is known of each.
+        """
+        return [kernel(row) for row in await self._calls.kernels(pid, limit=limit)]
+
+    async def analyse_kernels(self, pid: int) -> int:
+        """Have the kernels of a process analysed before others; return how many are still to be."""
+        return await self._calls.analyse_kernels(pid)
 
     async def changes(self) -> AsyncGenerator[Change, None]:
         """Yield every object that you may see as ``added``, and then each change, until you stop.

@@ -3,7 +3,7 @@
 from typing import Any
 
 from phosd.bus import ROOT, variants
-from phosd.client.daemon import IMAGE, JOB, MANAGER
+from phosd.client.daemon import IMAGE, JOB, MANAGER, PROCESS
 from phosd.client.evacuation import Step
 from phosd.client.rows import first_page, next_page
 
@@ -89,6 +89,16 @@ class Calls:
     async def cancel(self, job: str) -> None:
         """Cancel the job of a path at its next safe point."""
         await self._call(job, JOB, "Cancel", "a{sv}", {})
+
+    async def kernels(self, pid: int, **options: Option) -> list[Row]:
+        """Return what is known of the kernels of a process, as rows of ``DescribeKernels``."""
+        path = await self.get_process(pid)
+        return list(await self._call(path, PROCESS, "DescribeKernels", "a{sv}", variants(options)))
+
+    async def analyse_kernels(self, pid: int) -> int:
+        """Have a process's kernels analysed before others; return how many are still to be."""
+        path = await self.get_process(pid)
+        return int(await self._call(path, PROCESS, "AnalyseKernels", "a{sv}", {}))
 
     async def try_checkpoint(self, pid: int, **options: Option) -> list[tuple[str, str, str]]:
         """Return what is checked before a checkpoint, as rows of ``TryCheckpoint``."""

@@ -11,6 +11,7 @@ from phosd.errors import NoDaemon
 MANAGER = "org.phos.Manager1"
 JOB = "org.phos.Job1"
 IMAGE = "org.phos.Image1"
+PROCESS = "org.phos.Process1"
 DBUS = "org.freedesktop.DBus"
 PROPERTIES = f"{DBUS}.Properties"
 OBJECTS = f"{DBUS}.ObjectManager"

@@ -10,6 +10,7 @@ from typing import Any, Generic, Self, TypeVar, Unpack
 from phosd.client.async_client import AsyncClient, AsyncJobHandle, Change, ended, late
 from phosd.client.checks import Check
 from phosd.client.evacuation import Step
+from phosd.client.kernels import Kernel
 from phosd.client.options import (
     CheckpointOptions,
     EventOptions,
@@ -174,6 +175,14 @@ class Client:
     def events(self, **options: Unpack[EventOptions]) -> list[Event]:
         """Return what happened, as :meth:`AsyncClient.events` does."""
         return self._loop.run(self._client.events(**options))
+
+    def kernels(self, pid: int, limit: int = 500) -> list[Kernel]:
+        """Return what is known of a process's kernels, as :meth:`AsyncClient.kernels` does."""
+        return self._loop.run(self._client.kernels(pid, limit))
+
+    def analyse_kernels(self, pid: int) -> int:
+        """Have them analysed before others, as :meth:`AsyncClient.analyse_kernels` does."""
+        return self._loop.run(self._client.analyse_kernels(pid))
 
     def changes(self) -> Iterator[Change]:
         """Yield what there is, and then each change, as :meth:`AsyncClient.changes` does."""

@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from phosd.engine.image.signature import ALLOWED_SIGNERS
+from phosd.engine.node.kernel_analysis import AnalysisLimits
 from phosd.engine.operations.admission import DiskLimits, SizeOrShare
 from phosd.service.jobs.limits import MOST_JOBS, JobLimits, UserLimits, limits_of
 from phosd.service.jobs.schedule import PeriodicRule
 
 DEFAULT_FILE = Path("/etc/phos/phosd.toml")
 
+_ANALYSIS = ("background", "off")
 _KEPT_FREE = SizeOrShare(share=0.01)
 _MEMORY_TIER = SizeOrShare(share=0.25)
 
@@ -52,6 +54,17 @@ class Config:
     """How long the history keeps jobs and events."""
     rescan_seconds: float = 3.0
     """Seconds between two scans for processes, GPUs and images."""
+    analysis: str | None = None
+    """Whether phosd analyses what programs launch on GPUs, to know what memory it reads and writes:
+    ``background``, on a processor that has nothing else to do, or ``off``. By default it does, but
+    not with another ``runtime_dir``. Without nvdisasm nothing is analysed; ``phos doctor`` says so.
+    """
+    analysis_module_seconds: int = 300
+    """Most processor time for one analysis of a module. What takes longer stays unknown."""
+    analysis_hour_seconds: int = 900
+    """Most processor time for the analysis in an hour; a user has no more than half of it."""
+    analysis_cache: int = 256 << 20
+    """Most disk space for what was found. The least recently used goes first."""
     callback_deadline: float = 60.0
     """Seconds that a program with safe points has to come to one, if a request does not say."""
     max_jobs: int = JobLimits.jobs
@@ -95,6 +108,16 @@ class Config:
         if self.standby_movers is not None:
             return self.standby_movers
         return self.runtime_dir == Config.runtime_dir
+
+    @property
+    def analysis_limits(self) -> AnalysisLimits | None:
+        """What the analysis of kernels may take; None if there is to be none."""
+        by_default = "background" if self.runtime_dir == Config.runtime_dir else "off"
+        if (self.analysis or by_default) == "off":
+            return None
+        return AnalysisLimits(
+            self.analysis_module_seconds, self.analysis_hour_seconds, self.analysis_cache
+        )
 
     @property
     def job_limits(self) -> JobLimits:
@@ -194,6 +217,14 @@ def _convert(key: str, value: Any) -> Any:
             return _at_least(1 << 20, _size(value), "1 MiB")
         case "shadow_limit":
             return _size(value)
+        case "analysis":
+            if value not in _ANALYSIS:
+                raise ValueError(f"{value!r} is none of {', '.join(_ANALYSIS)}")
+            return value
+        case "analysis_module_seconds" | "analysis_hour_seconds":
+            return _at_least(1, _number(value, int), "1 s")
+        case "analysis_cache":
+            return _at_least(1 << 20, _size(value), "1 MiB")
         case "retention_days":
             return _at_least(1, _number(value, int), "1 day")
         case "rescan_seconds":

@@ -26,6 +26,7 @@ from phosd.engine.job.checks import Finding
 from phosd.engine.job.experience import Experience
 from phosd.engine.job.progress import Progress
 from phosd.engine.node.gpus import GpuInfo
+from phosd.engine.node.kernel_analysis import KnownKernel
 from phosd.engine.node.placement import find
 from phosd.engine.operations.admission import UNLIMITED, DiskLimits
 from phosd.engine.program.process import GpuProcess
@@ -140,6 +141,10 @@ class FakeEngine:
     disk_trouble: PhosError | None = None
     live_blocks: list[tuple[HookBlock, int]] = field(default_factory=list)
     launched: list[Kernel] = field(default_factory=list)
+    known: list[KnownKernel] = field(default_factory=list)
+    hurried: list[ProcessId] = field(default_factory=list)
+    analysed: list[list[int]] = field(default_factory=list)
+    """The pids that were looked at, at each look."""
     asked: list[ProcessId] = field(default_factory=list)
     silent: PhosError | None = None
     devices: list[GpuInfo] = field(default_factory=lambda: [GPU])
@@ -326,6 +331,19 @@ class FakeEngine:
 
     def processes(self) -> list[GpuProcess]:
         return self.running
+
+    def known_kernels(self, process: ProcessId, uid: int) -> list[KnownKernel]:
+        self._ask(process)
+        return list(self.known)
+
+    def hurry_analysis(self, process: ProcessId, uid: int) -> int:
+        self._ask(process)
+        self.hurried.append(process)
+        return sum(one.state == "waiting" for one in self.known)
+
+    def analyse_some(self, processes: Sequence[GpuProcess]) -> bool:
+        self.analysed.append([process.pid for process in processes])
+        return False
 
     def _ask(self, process: ProcessId) -> None:
         self.asked.append(process)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from phosd.engine.hook_client import wire
+from phosd.engine.hook_client.code_images import CodeImage
 from phosd.engine.hook_client.places import socket_path
 from phosd.engine.hook_client.wire import HEADER, MAGIC, REPLY, VERSION
 
@@ -133,10 +134,20 @@ def gate(*, settled: int = 0, busy: int = 0, waiting: int = 0, capturing: int = 
     return wire.GATE_STATE.pack(settled, busy, waiting, capturing, 0, 0, 0)
 
 
-def kernels(*rows: tuple[str, int], more: int = 0) -> bytes:
-    """Return a kernel list of (name, launches): suspects of module 7."""
+def kernels(*rows: tuple[str, int], more: int = 0, module: int = 7) -> bytes:
+    """Return a kernel list of (name, launches): suspects of a module."""
     body = b"".join(
-        wire.KERNEL.pack(7, launches, 1, len(name)) + name.encode() for name, launches in rows
+        wire.KERNEL.pack(module, launches, 1, len(name)) + name.encode() for name, launches in rows
+    )
+    return wire.ROW_LIST.pack(len(rows), more) + body
+
+
+def images(*rows: CodeImage, more: int = 0) -> bytes:
+    """Return a list of images."""
+    body = b"".join(
+        wire.IMAGE.pack(each.hash, each.address, each.size, each.held, len(each.path.encode()))
+        + each.path.encode()
+        for each in rows
     )
     return wire.ROW_LIST.pack(len(rows), more) + body
 

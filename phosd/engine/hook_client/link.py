@@ -260,24 +260,28 @@ class HookLink:
         """Return the kernels launched since :meth:`arm`, by first launch."""
         return self._listed(Type.KERNELS, decode_kernels, MAX_KERNELS)
 
-    def images(self) -> list[CodeImage]:
-        """Return the images that kernels were loaded from. A hook that is too old for this ends the
-        connection; :class:`Internal`.
+    def images(self, after: int = 0) -> list[CodeImage]:
+        """Return the images that kernels were loaded from, without the first ones. A hook that is
+        too old for this ends the connection; :class:`Internal`.
         """
-        return self._listed(Type.IMAGES, decode_images, MAX_IMAGES)
+        return self._listed(Type.IMAGES, decode_images, MAX_IMAGES, after)
 
     def _listed(
-        self, request: Type, decode: Callable[[bytes], tuple[list[_Row], bool]], most: int
+        self,
+        request: Type,
+        decode: Callable[[bytes], tuple[list[_Row], bool]],
+        most: int,
+        after: int = 0,
     ) -> list[_Row]:
-        """Return a list that comes in parts."""
+        """Return a list that comes in parts, without the first ones."""
         known: list[_Row] = []
         more = True
         until = time.monotonic() + self._deadline
         while more:
             with self._decoding(request):
-                new, more = decode(self._ask(request, U64.pack(len(known)), until=until))
+                new, more = decode(self._ask(request, U64.pack(after + len(known)), until=until))
                 known += new
-                if len(known) > most:
+                if after + len(known) > most:
                     raise Garbled(f"more than {most} {request.name.lower()}")
         return known
 

@@ -1,11 +1,12 @@
 """Describe what is known of the kernels of one module, as it is kept and shown."""
 
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
+from phosd.engine.analysis.idempotency import of_kernel
 from phosd.engine.analysis.opcodes import Use
 from phosd.engine.analysis.summary import Summary
 
@@ -22,6 +23,7 @@ Name = Annotated[str, Meta(min_length=1, max_length=4096)]
 Reason = Annotated[str, Meta(max_length=300)]
 Reasons = Annotated[tuple[Reason, ...], Meta(max_length=256)]
 Role = Literal["read", "written", "both"]
+Again = Literal["always", "depends", "never", "unknown"]
 _Offset = Annotated[str, Meta(pattern=r"^(\*|[0-9]{1,5})$")]
 
 
@@ -45,7 +47,8 @@ class State(StrEnum):
 class KernelFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a kernel does with the memory that its parameters point to: ``roles`` by the offset of a
     parameter, ``*`` for one that is chosen by an index. ``ranges_*`` say whether a launch tells
-    which memory is read, or written. ``table`` is what the hook gets of it; empty: nothing.
+    which memory is read, or written; ``idempotent`` which launches may be run again, with why none
+    may, or it is unknown. ``table`` is what the hook gets of the kernel; empty: nothing.
     """
 
     parameter_bytes: Annotated[int, Meta(ge=0, le=1 << 16)] = 0
@@ -54,6 +57,8 @@ class KernelFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     unknown_writes: Reasons = ()
     ranges_read: bool = False
     ranges_written: bool = False
+    idempotent: Again = "unknown"
+    idempotent_why: Reasons = ()
     table: Annotated[bytes, Meta(max_length=MOST_TABLE_BYTES)] = b""
 
 
@@ -75,6 +80,7 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def facts(summary: Summary, table: bytes = b"") -> KernelFacts:
     """Return what a summary says."""
+    again = of_kernel(summary)
     return KernelFacts(
         summary.kernel.size,
         {str(at): use.value for at, use in sorted(summary.roles.items(), key=_order)},
@@ -82,13 +88,22 @@ def facts(summary: Summary, table: bytes = b"") -> KernelFacts:
         tuple(sorted(summary.unknown(Use.WRITTEN))),
         summary.computed(Use.READ),
         summary.computed(Use.WRITTEN),
+        again.idempotent.value,
+        tuple(sorted(again.why)),
         table,
     )
 
 
 def unknown(reason: str) -> KernelFacts:
     """Return the facts of a kernel of which nothing is known, and why."""
-    return KernelFacts(unknown_reads=(reason,), unknown_writes=(reason,))
+    return KernelFacts(unknown_reads=(reason,), unknown_writes=(reason,), idempotent_why=(reason,))
+
+
+def row(name: str, known: KernelFacts) -> dict[str, Any]:
+    """Return the facts of a kernel as programs are told them, by the names in ``KernelFacts``."""
+    said: dict[str, Any] = msgspec.to_builtins(known, builtin_types=(bytes,))
+    del said["table"]
+    return {"kernel": name} | said
 
 
 def _order(role: tuple[int | str, Use]) -> tuple[bool, int]:

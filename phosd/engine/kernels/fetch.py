@@ -15,9 +15,9 @@ from phosd.engine.system import procfs
 from phosd.engine.system.native import python_environment
 from phosd.engine.system.procfs import ProcessId
 from phosd.engine.system.reaping import reap_later
-from phosd.errors import Cancelled, NoSuchProcess, Unsupported
+from phosd.errors import Cancelled, NoSuchProcess, Timeout, Unsupported
 
-PATIENCE = 60.0
+PATIENCE = 20.0
 """Seconds that the copy may take. A file system or memory that never answers ends it."""
 _LOOK_SECONDS = 0.02
 
@@ -28,8 +28,9 @@ def fetch(
     """Return an image's bytes, for the caller to close.
 
     They are whatever the process says that they are: for whoever takes them for its own kernels.
-    Raises :class:`Unsupported` if they cannot be had, :class:`NoSuchProcess` if the process has
-    ended, and :class:`Cancelled` if ``stopped`` is set meanwhile.
+    Raises :class:`Unsupported` if they cannot be had, :class:`Timeout` if that takes too long,
+    :class:`NoSuchProcess` if the process has ended, and :class:`Cancelled` if ``stopped`` is set
+    meanwhile.
     """
     if image.held is Held.NOT_KEPT:
         raise _no_bytes("the program has not kept it, as it keeps no more of what it compiles")
@@ -104,7 +105,10 @@ def _read(orders: Orders, source: int, copy: int, stopped: threading.Event, pati
             reap_later(child)
             if stopped.is_set():
                 raise Cancelled("the reading of an image was ended", hint="phosd is ending")
-            return f"it could not be read within {patience:.0f} s"
+            raise Timeout(
+                f"the code of an image could not be read within {patience:.3g} s",
+                hint="see what the file system that it is on waits for",
+            )
     with child.stderr as said:
         text = said.read(200).decode(errors="replace").strip()
     return "" if child.returncode == 0 else text.splitlines()[-1] if text else "it cannot be read"

@@ -91,6 +91,20 @@ def users_of(gpus: Collection[int]) -> dict[int, int]:
     return {pid: gpu for pid, gpu in found.items() if not procfs.ending(pid)}
 
 
+@functools.cache
+def architecture_of(ordinal: int) -> int:
+    """Return the architecture of a GPU's machine code: 90 for sm_90."""
+    if cuda.is_software():
+        device = cuda.call("cuDeviceGet", ordinal)
+        major, minor = cuda.call("cuDeviceComputeCapability", device)
+    else:
+        with _lock:
+            _start_nvml()
+            handle = pynvml.nvmlDeviceGetHandleByUUID(gpu_uuids()[ordinal])
+            major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
+    return int(major) * 10 + int(minor)
+
+
 def divided(ordinal: int) -> str:
     """Return why the driver cannot move programs to a GPU ("is in MIG mode"), or an empty text."""
     if cuda.is_software():

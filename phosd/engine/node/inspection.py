@@ -8,9 +8,10 @@ the hook takes too long, and :class:`NotAuthorized` if another user's process li
 import contextlib
 from collections.abc import Iterator
 
+from phosd.engine.hook_client.code_images import CodeImage
 from phosd.engine.hook_client.link import HookBlock, HookLink, Kernel, ProgramOutcome
 from phosd.engine.node.node import Node
-from phosd.engine.program.process import placed
+from phosd.engine.program.process import gpus_of, placed
 from phosd.engine.system import procfs
 from phosd.engine.system.procfs import ProcessId
 from phosd.errors import Busy, NoSuchProcess, Reason, Unsupported
@@ -29,6 +30,18 @@ def kernels(node: Node, process: ProcessId) -> list[Kernel]:
     """Return the kernels launched since the last checkpoint that read them, by first launch."""
     with _asked(node, process) as link:
         return link.kernels()
+
+
+def code(
+    node: Node, process: ProcessId, after: int = 0
+) -> tuple[list[Kernel], list[CodeImage], list[int]]:
+    """Return these kernels, the images that the process has loaded kernels from, without the first
+    ones, and the node's ordinals of its GPUs. Raises :class:`Internal`, too, if the hook is too old
+    to tell the images.
+    """
+    with _asked(node, process) as link:
+        gpus = gpus_of(link.hello())
+        return link.kernels(), link.images(after), gpus
 
 
 def log(node: Node, process: ProcessId) -> str:

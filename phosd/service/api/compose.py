@@ -29,6 +29,7 @@ from phosd.service.history.history import History
 from phosd.service.jobs.engine import Engine
 from phosd.service.jobs.table import JobTable
 from phosd.service.samples import Samples
+from phosd.service.tasks.analyses import Analyses
 from phosd.service.tasks.checkpoints import Checkpoints
 from phosd.service.tasks.own_checkpoints import OwnCheckpoints
 from phosd.service.tasks.periodic import Periodic
@@ -70,15 +71,19 @@ def compose(config: Config, engine: Engine, connection: Connection, history: His
         verifications.rehearse_next,
     )
     interfaces = ObjectInterfaces(
-        process_interface(ProcessMethods(engine, history, rights, readers)),
+        process_interface(
+            ProcessMethods(engine, history, rights, readers, lambda: analyses.wake())
+        ),
         image_interface(ImageMethods(engine, rights, readers, lambda: inventory.refresh_images())),
         gpu_interface(GpuMethods(samples)),
     )
     inventory = Inventory(config, engine, tree, history, periodic, interfaces, samples)
     upkeep = Upkeep(config, engine, history, jobs, inventory, periodic, lambda: tree.changed(ROOT))
+    analyses = Analyses(engine, lambda: [*inventory.processes.values()], lambda: jobs.running > 0)
     own = OwnCheckpoints(config.runtime_dir, engine, checkpoints, jobs, rights)
     manager = Manager(
-        config, engine, history, journal, tree, jobs, periodic, own, readers, inventory, upkeep
+        *(config, engine, history, journal, tree, jobs, periodic, own, readers, inventory),
+        *(upkeep, analyses),
     )
     write_down = reports.write_down
     pids = CallerPids(config.runtime_dir, connection.pid_of, readers)

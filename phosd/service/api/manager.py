@@ -26,6 +26,7 @@ from phosd.service.history import events
 from phosd.service.history.history import History
 from phosd.service.jobs.engine import Engine
 from phosd.service.jobs.table import Job, JobTable
+from phosd.service.tasks.analyses import Analyses
 from phosd.service.tasks.own_checkpoints import OwnCheckpoints
 from phosd.service.tasks.periodic import Periodic
 
@@ -61,6 +62,7 @@ FEATURES = (
     "restore-gpu",
     "clones",
     "rehearsals",
+    "kernel-analysis",
 )
 _CHANGEABLE = ("retention_days", "periodic", "limits", "max_jobs", "jobs_per_gpu", "min_free")
 """Settings that can change while phosd runs."""
@@ -93,6 +95,7 @@ class Manager:
     readers: Readers
     inventory: Inventory
     upkeep: Upkeep
+    analyses: Analyses
     _metrics: "Metrics | None" = field(default=None, init=False)
     _background: set[asyncio.Task[None]] = field(default_factory=set, init=False)
 
@@ -137,6 +140,7 @@ class Manager:
         self._in_background(self.inventory.sample())
         self._in_background(self.upkeep.go_on())
         self._in_background(self.upkeep.durability.go_on())
+        self._in_background(self.analyses.go_on())
         if self.config.metrics:
             self._metrics = self._open_metrics()
 
@@ -155,6 +159,7 @@ class Manager:
             task.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)
         await self.inventory.close()
+        self.analyses.close()
         self.readers.close()
 
     def reconfigure(self, new: Config) -> list[str]:

@@ -6,9 +6,11 @@ from typing import Annotated, TypeVar
 
 import msgspec
 
+from phosd.bus import Variant
 from phosd.engine.hook_client.link import BlockFlag, HookBlock
 from phosd.engine.job.experience import KernelMark
 from phosd.engine.node.gpus import GpuInfo
+from phosd.engine.node.kernel_analysis import KnownKernel
 from phosd.engine.system.procfs import ProcessId
 from phosd.errors import InvalidOption, Reason, Unsupported
 from phosd.service.api.views import ImageView, ProcessView, microseconds, or_unknown
@@ -75,14 +77,22 @@ class SampleOptions(Options, frozen=True):
 
 class ProcessMethods:
     """Handlers of a process. They ask the hook and the history in the query pool. Only the owner
-    and administrators may call them.
+    and administrators may call them. ``wake_analysis`` has the analysis look for something to do.
     """
 
-    def __init__(self, engine: Engine, history: History, rights: Rights, readers: Readers) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        history: History,
+        rights: Rights,
+        readers: Readers,
+        wake_analysis: Callable[[], None],
+    ) -> None:
         self._engine = engine
         self._history = history
         self._rights = rights
         self._readers = readers
+        self._wake_analysis = wake_analysis
 
     @method("ListBlocks", "a{sv}", blocks="a(tttias)")
     async def list_blocks(
@@ -117,6 +127,30 @@ class ProcessMethods:
             return sorted(rows, key=lambda row: (not row[3], -row[2], row[:2]))[: options.limit]
 
         return await self._ask(caller, view, read)
+
+    @method("DescribeKernels", "a{sv}", kernels="aa{sv}")
+    async def describe_kernels(
+        self, caller: Caller, view: ProcessView, options: KernelOptions
+    ) -> list[dict[str, Variant]]:
+        """Tell of the same kernels, those launched most first, what the analysis of their machine
+        code knows, as docs/reference/dbus.md lists it; options: {options}.
+        """
+        uid = view.process.uid
+        found = await self._ask(
+            caller, view, lambda _, process: self._engine.known_kernels(process, uid)
+        )
+        found.sort(key=lambda one: (-one.kernel.launches, one.kernel.name))
+        return [_known(one) for one in found[: options.limit]]
+
+    @method("AnalyseKernels", "a{sv}", waiting="u")
+    async def analyse_kernels(self, caller: Caller, view: ProcessView) -> int:
+        """Have the process's kernels analysed before others. Returns how many are still to be."""
+        uid = view.process.uid
+        waiting = await self._ask(
+            caller, view, lambda _, process: self._engine.hurry_analysis(process, uid)
+        )
+        self._wake_analysis()
+        return waiting
 
     @method("TrustKernels", "a{sv}", count="u")
     async def trust_kernels(self, caller: Caller, view: ProcessView, options: TrustOptions) -> int:
@@ -241,6 +275,30 @@ def _figures(sample: Sample) -> SampleRow:
 def _block(block: HookBlock, gpu: int) -> BlockRow:
     flags = [name for flag, name in _FLAGS.items() if block.flags & flag]
     return block.id, block.va, block.size, gpu, flags
+
+
+def _known(one: KnownKernel) -> dict[str, Variant]:
+    """Return what is known of a kernel; a state other than ``analysed`` has no facts."""
+    said = {
+        "Name": Variant("s", one.kernel.name),
+        "Module": Variant("s", f"{one.kernel.module:016x}"),
+        "Launches": Variant("t", one.kernel.launches),
+        "Suspect": Variant("b", one.kernel.suspect),
+        "State": Variant("s", one.state),
+        "Reason": Variant("s", one.reason),
+    }
+    if (facts := one.facts) is not None:
+        said |= {
+            "ParameterBytes": Variant("u", facts.parameter_bytes),
+            "Roles": Variant("a{ss}", facts.roles),
+            "UnknownReads": Variant("as", list(facts.unknown_reads)),
+            "UnknownWrites": Variant("as", list(facts.unknown_writes)),
+            "RangesRead": Variant("b", facts.ranges_read),
+            "RangesWritten": Variant("b", facts.ranges_written),
+            "Idempotent": Variant("s", facts.idempotent),
+            "IdempotentWhy": Variant("as", list(facts.idempotent_why)),
+        }
+    return said
 
 
 def _content(view: ImageView, options: ImageBlockOptions) -> list[ImageBlockRow]:

@@ -12,6 +12,7 @@ from phosd.engine.job.checks import Finding
 from phosd.engine.job.experience import Experience
 from phosd.engine.job.progress import Progress
 from phosd.engine.node.gpus import GpuInfo
+from phosd.engine.node.kernel_analysis import KnownKernel
 from phosd.engine.operations.admission import DiskLimits
 from phosd.engine.program.process import GpuProcess
 from phosd.engine.system.procfs import ProcessId
@@ -170,6 +171,19 @@ class Engine(Protocol):
 
     def kernels(self, process: ProcessId) -> list[Kernel]:
         """Return the kernels that a process launched since a checkpoint last read the list."""
+
+    def known_kernels(self, process: ProcessId, uid: int) -> list[KnownKernel]:
+        """Return the same kernels of a process of this user, with what the analysis knows."""
+
+    def hurry_analysis(self, process: ProcessId, uid: int) -> int:
+        """Have these kernels analysed before others. Returns how many of them wait. Raises
+        ``Unsupported`` if nothing is analysed here.
+        """
+
+    def analyse_some(self, processes: Sequence[GpuProcess]) -> bool:
+        """Analyse some of what these processes have launched. Returns whether there may be more.
+        For one thread alone.
+        """
 
     def hook_log(self, process: ProcessId) -> str:
         """Return the counters of a process's hook and the newest lines of its log."""

@@ -22,6 +22,7 @@ from phosd.engine.job.experience import Experience
 from phosd.engine.job.progress import Progress
 from phosd.engine.node import inspection
 from phosd.engine.node.gpus import GpuInfo, divided, list_gpus
+from phosd.engine.node.kernel_analysis import KernelAnalysis, KnownKernel
 from phosd.engine.node.node import Node, NodeConfig
 from phosd.engine.operations.admission import DiskLimits, context_bytes
 from phosd.engine.operations.caller_stream import CallerStream
@@ -76,6 +77,7 @@ class NodeEngine:
                 memory_tier=config.memory_tier_limit.of(total_memory()),
             )
         )
+        self._kernels = KernelAnalysis(self._node, config.analysis_limits)
         self._stands_by = config.stands_by
         self._limits = config.disk_limits
         self._signers = config.allowed_signers
@@ -262,6 +264,15 @@ class NodeEngine:
     def kernels(self, process: ProcessId) -> list[Kernel]:
         return inspection.kernels(self._node, process)
 
+    def known_kernels(self, process: ProcessId, uid: int) -> list[KnownKernel]:
+        return self._kernels.known(process, uid)
+
+    def hurry_analysis(self, process: ProcessId, uid: int) -> int:
+        return self._kernels.hurry(process, uid)
+
+    def analyse_some(self, processes: Sequence[GpuProcess]) -> bool:
+        return self._kernels.step(processes)
+
     def hook_log(self, process: ProcessId) -> str:
         return inspection.log(self._node, process)
 
@@ -272,6 +283,7 @@ class NodeEngine:
         return list_gpus()
 
     def close(self) -> None:
+        self._kernels.close()
         self._node.close()
 
 

@@ -18,7 +18,7 @@ from phosd.engine.kernels.fetch import fetch
 from phosd.engine.kernels.module import Module
 from phosd.engine.system import procfs
 from phosd.engine.system.procfs import ProcessId
-from phosd.errors import Cancelled, NoSuchProcess, Unsupported
+from phosd.errors import Cancelled, NoSuchProcess, Timeout, Unsupported
 
 DATA = bytes(range(256)) * 100
 NOBODY = 65534
@@ -49,9 +49,9 @@ def in_file(path: Path, data: bytes = DATA, size: int | None = None) -> CodeImag
     return CodeImage(hash_of(data), 0, size or len(data), Held.IN_FILE, str(path))
 
 
-def refused(process: ProcessId, image: CodeImage, patience: float = 60) -> str:
+def refused(process: ProcessId, image: CodeImage) -> str:
     with pytest.raises(Unsupported) as caught:
-        fetch(process, image, threading.Event(), patience)
+        fetch(process, image, threading.Event())
     return caught.value.what
 
 
@@ -133,7 +133,8 @@ def test_a_reader_that_its_user_stops(
         return child
 
     monkeypatch.setattr(subprocess, "Popen", stopped)
-    assert "could not be read within 0 s" in refused(theirs, in_file(folder / "module"), 0.2)
+    with pytest.raises(Timeout, match=r"could not be read within 0.2 s"):
+        fetch(theirs, in_file(folder / "module"), threading.Event(), 0.2)
     over = threading.Event()
     over.set()
     with pytest.raises(Cancelled):

@@ -14,6 +14,7 @@ from tests.support.fake_engine import block, manifest, this_process
 from tests.support.service import Service
 from tests.system.cli.test_client import lines, phos
 from tests.system.cli.test_prune import full
+from tests.system.cli.test_ps_details import KNOWN
 
 __all__ = ["full"]
 
@@ -103,6 +104,8 @@ def test_things_and_details_of_them(node: Service) -> None:
     phos(node, "ps")
     check(lines(phos(node, "ps", ME, "--json").stdout), "`phos ps`", "`phos ps PID`")
     check(lines(phos(node, "ps", ME, "--log", "--json").stdout), "`phos ps PID --log`")
+    node.engine.known = KNOWN
+    check(lines(phos(node, "ps", ME, "--kernels", "--json").stdout), "`phos ps PID --kernels`")
     check(lines(phos(node, "gpus", "--json").stdout), "`phos gpus`")
     check(lines(phos(node, "images", "--json").stdout), "`phos images`")
     one = lines(phos(node, "images", "i", "--json").stdout)

@@ -9,6 +9,8 @@ import msgspec
 from phosd.engine.hook_client.link import BlockFlag, HookBlock, Kernel
 from phosd.engine.image.cpu_manifest import CpuDetails, OpenFile
 from phosd.engine.job.experience import KernelMark
+from phosd.engine.kernels.entry import KernelFacts, unknown
+from phosd.engine.node.kernel_analysis import KnownKernel
 from phosd.engine.system import procfs
 from phosd.engine.system.procfs import ProcessId
 from phosd.errors import Busy
@@ -73,6 +75,42 @@ def test_where_the_output_is(service: Service) -> None:
     assert "its output goes on in /runs/2/1\n" in phos(service, "restore", "i").stderr
     other = phos(service, "restore", "i", "--output", "/tmp/o").stderr
     assert "its output goes on in /tmp/o\n" in other
+
+
+FACTS = KernelFacts(24, {"0": "written", "8": "read"}, (), (), True, True, "always")
+KNOWN = [
+    KnownKernel(Kernel("[bold]axpy", 8, 900, suspect=False), "analysed", "", FACTS),
+    KnownKernel(Kernel("chase", 7, 100, suspect=True), "analysed", "", unknown("loaded")),
+    KnownKernel(Kernel("late", 7, 0, suspect=True), "no-code", "it is gone"),
+]
+
+
+def test_what_is_known_of_kernels(service: Service) -> None:
+    show(service)
+    service.engine.known = KNOWN
+    for words in (("ps", ME, "--kernels"), ("analyse", ME)):
+        rows = lines(phos(service, *words, "--json").stdout)
+        assert [row["kernel"] for row in rows] == ["[bold]axpy", "chase", "late"]
+        assert rows[0]["roles"] == {"0": "written", "8": "read"} and rows[0]["launches"] == 900
+        assert rows[1]["unknown_writes"] == ["loaded"]
+        assert (rows[2]["state"], rows[2]["roles"]) == ("no-code", None)
+        text = phos(service, *words).stdout
+        assert "[bold]axpy" in text and "no-code: it is gone" in text
+        assert "roles         1 (33%), 90% of the launches" in text
+        assert "unknown       loaded (100), no-code: it is gone (0)" in text
+    one = lines(phos(service, "analyse", ME, "--kernel", "late", "--json").stdout)
+    assert [row["kernel"] for row in one] == ["late"]
+
+
+def test_there_are_no_kernels_yet(service: Service) -> None:
+    show(service)
+    for words in (("ps", ME, "--kernels"), ("analyse", ME)):
+        assert "a checkpoint that copies on write counts them" in phos(service, *words).stderr
+    assert phos(service, "ps", "--kernels").returncode == 2
+    assert "name its PID" in phos(service, "ps", "--kernels").stderr
+    assert "two lists" in phos(service, "ps", ME, "--log", "--kernels").stderr
+    neither = phos(service, "analyse", "none.cubin")
+    assert (neither.returncode, "neither a file nor" in neither.stderr) == (2, True)
 
 
 def suspects(service: Service) -> list[str]:

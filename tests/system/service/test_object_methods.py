@@ -12,17 +12,20 @@ import pytest
 from phosd.engine.hook_client.link import BlockFlag, HookBlock, Kernel
 from phosd.engine.image.manifest import Block, ChunkRef
 from phosd.engine.job.experience import KernelMark
+from phosd.engine.kernels.entry import KernelFacts
+from phosd.engine.node.kernel_analysis import KnownKernel
 from phosd.engine.system import procfs
 from phosd.engine.system.procfs import ProcessId
 from phosd.service.process_identity import Program, Target, program
 from tests.support.authority import NO, YES, authority
 from tests.support.bus import busctl
 from tests.support.fake_engine import block, manifest, this_process
+from tests.support.harness import wait_until
 from tests.support.service import Service
 
 STRANGER = pwd.getpwnam("nobody").pw_uid
 OWNER = pwd.getpwnam("daemon").pw_uid
-LOOKS = ("ListBlocks", "ListKernels", "ReadLog")
+LOOKS = ("ListBlocks", "ListKernels", "DescribeKernels", "AnalyseKernels", "ReadLog")
 
 
 def ask(
@@ -104,6 +107,46 @@ def test_the_kernels_of_a_process(service: Service) -> None:
     ]
     assert ask(service.address, path, "Process1", "ListKernels") == rows
     assert ask(service.address, path, "Process1", "ListKernels", "limit", "u", 1) == rows[:1]
+
+
+def test_what_is_known_of_kernels(service: Service) -> None:
+    """Those that were launched most come first; what is not known has a state, and no facts."""
+    path = show(service, os.getpid())
+    facts = KernelFacts(24, {"0": "written", "*": "read"}, ("loaded",), (), False, True, "always")
+    service.engine.known = [
+        KnownKernel(Kernel("seldom", 1, 3, suspect=True), "waiting"),
+        KnownKernel(Kernel("often", 2**64 - 1, 70, suspect=False), "analysed", "", facts),
+        KnownKernel(Kernel("never", 3, 0, suspect=False), "no-code", "it is gone"),
+    ]
+    often, seldom, never = ask(service.address, path, "Process1", "DescribeKernels")
+    assert {key: value["data"] for key, value in often.items()} == {
+        "Name": "often",
+        "Module": "f" * 16,
+        "Launches": 70,
+        "Suspect": False,
+        "State": "analysed",
+        "Reason": "",
+        "ParameterBytes": 24,
+        "Roles": {"0": "written", "*": "read"},
+        "UnknownReads": ["loaded"],
+        "UnknownWrites": [],
+        "RangesRead": False,
+        "RangesWritten": True,
+        "Idempotent": "always",
+        "IdempotentWhy": [],
+    }
+    assert (seldom["State"]["data"], seldom.get("Roles")) == ("waiting", None)
+    assert (never["State"]["data"], never["Reason"]["data"]) == ("no-code", "it is gone")
+    assert len(ask(service.address, path, "Process1", "DescribeKernels", "limit", "u", 2)) == 2
+
+
+def test_kernels_are_analysed_at_once_if_that_is_asked_for(service: Service) -> None:
+    path = show(service, os.getpid())
+    service.engine.known = [KnownKernel(Kernel("k", 1, 3, suspect=False), "waiting")]
+    service.engine.analysed.clear()
+    assert ask(service.address, path, "Process1", "AnalyseKernels") == 1
+    assert service.engine.hurried == [procfs.process_id(os.getpid())]
+    wait_until(lambda: [os.getpid()] in service.engine.analysed, "a look at the process")
 
 
 def test_suspects_are_trusted_again(service: Service) -> None:

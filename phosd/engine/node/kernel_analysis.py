@@ -1,0 +1,380 @@
+"""Analyse the kernels that processes launch, in the background, and say what is known of them.
+
+A step looks at one process: its hook tells which kernels it has launched, and which images it has
+loaded them from. Of the module with most launches among those whose kernels are not all known, the
+bytes are fetched, once for each user; what other processes have launched of the same bytes is known
+already. Modules that were compiled at run time, which are small, are analysed before anything was
+launched.
+
+Whose user has used least processor time in the last hour comes first. No process under a job is
+asked anything, and nothing here waits for one.
+"""
+
+import logging
+import threading
+import time
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from phosd.engine.analysis import tools
+from phosd.engine.hook_client.code_images import CodeImage, Held
+from phosd.engine.hook_client.link import Kernel
+from phosd.engine.kernels.analyser import Analyser
+from phosd.engine.kernels.cache import Cache
+from phosd.engine.kernels.entry import Entry, KernelFacts, State
+from phosd.engine.kernels.fetch import fetch
+from phosd.engine.kernels.module import Module
+from phosd.engine.node import inspection
+from phosd.engine.node.gpus import architecture_of
+from phosd.engine.node.node import Node
+from phosd.engine.program.process import GpuProcess
+from phosd.engine.system.procfs import ProcessId
+from phosd.errors import (
+    Busy,
+    Cancelled,
+    Internal,
+    NoSuchProcess,
+    PhosError,
+    Reason,
+    Timeout,
+    Unsupported,
+)
+
+LOOK_SECONDS = 30.0
+"""Between two looks at a process of which nothing is left to analyse."""
+_HOUR = 3600.0
+_MOST_IMAGES = 1 << 13
+"""Of one process; those that it loads later are not looked at."""
+_MOST_DIGESTS = 1 << 16
+_MOST_ABSENT = 1 << 10
+_MOST_FRUITLESS = 3
+_MOST_NAMES = 256
+"""Of the kernels of a module that are analysed at a time."""
+_SMALL_BYTES = 1 << 20
+"""A module that is compiled at run time and no larger is analysed before it is launched."""
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class AnalysisLimits:
+    """What the analysis may take: processor time of one analysis of a module, and of all in an
+    hour, in seconds; bytes of the cache.
+    """
+
+    module_seconds: int
+    hour_seconds: int
+    cache_bytes: int
+
+
+@dataclass(frozen=True)
+class KnownKernel:
+    """A kernel that was launched. ``state`` is ``analysed``, ``waiting``, or says like ``reason``
+    why there are no ``facts``.
+    """
+
+    kernel: Kernel
+    state: str
+    reason: str = ""
+    facts: KernelFacts | None = None
+
+
+@dataclass
+class _Watched:
+    """What is remembered of a process. ``unread`` has why a module's bytes cannot be had, and
+    ``absent`` launched kernels that its module does not have, both by the module's hash. ``given``
+    are the kernels in the table that the hook has; ``fruitless`` analyses ended without a result.
+    """
+
+    uid: int
+    images: dict[int, CodeImage] = field(default_factory=dict)
+    seen: int = 0
+    architectures: tuple[int, ...] = ()
+    unread: dict[int, str] = field(default_factory=dict)
+    absent: dict[int, set[str]] = field(default_factory=dict)
+    given: dict[int, int] = field(default_factory=dict)
+    fruitless: Counter[int] = field(default_factory=Counter)
+    quiet_until: float = 0.0
+    asked_for: bool = False
+    trouble: str = ""
+
+    def has_not(self, kernel: Kernel) -> bool:
+        """Whether the module of a kernel does not have it, or so many others are not in it that its
+        process need not be believed.
+        """
+        names = self.absent.get(kernel.module, ())
+        return kernel.name in names or len(names) > _MOST_ABSENT
+
+
+class KernelAnalysis:
+    """The analysis of the node's processes. :meth:`step` is for one thread, the others for any."""
+
+    def __init__(self, node: Node, limits: AnalysisLimits | None) -> None:
+        """Begin with nothing known; without limits nothing is analysed."""
+        self._node = node
+        self._limits = limits
+        self._watched: dict[ProcessId, _Watched] = {}
+        self._digests: OrderedDict[tuple[int, int], str] = OrderedDict()
+        """By user and hash. A hash can be forged, but whoever does harms only their own."""
+        self._spent: deque[tuple[float, int, float]] = deque()
+        self._missing = ""
+        self._tools = ""
+        self._lock = threading.Lock()
+        self._stopped = threading.Event()
+        cache = Cache(
+            node.config.state_dir, node.store.key.packed, limits.cache_bytes if limits else 0
+        )
+        self._analyser = Analyser(cache, limits.module_seconds if limits else 0)
+
+    def close(self) -> None:
+        """End what is going on."""
+        self._stopped.set()
+        self._analyser.stop()
+
+    # -- what is known ------------------------------------------------------------------------
+
+    def known(self, process: ProcessId, uid: int) -> list[KnownKernel]:
+        """Return the kernels that a process of this user has launched since a checkpoint last began
+        to count them, with what is known of each. Raises as :mod:`inspection` does.
+        """
+        kernels = inspection.kernels(self._node, process)
+        with self._lock:
+            watched = self._watched.get(process) or _Watched(uid)
+        waits = self._waits(uid)
+        entries: dict[int, Entry | None] = {}
+        found = []
+        for kernel in kernels:
+            if kernel.module not in entries:
+                entries[kernel.module] = self._entry(watched, kernel.module)
+            found.append(_described(kernel, watched, entries[kernel.module]) or waits(kernel))
+        return found
+
+    def hurry(self, process: ProcessId, uid: int) -> int:
+        """Have a process looked at before all others, now. Returns how many of the kernels that it
+        has launched wait for nothing but to be analysed. Raises as :meth:`known` does, and
+        :class:`Unsupported` if nothing is analysed here.
+        """
+        if self._limits is None:
+            raise Unsupported(
+                "kernels are not analysed on this machine",
+                hint='have `analysis = "background"` in phosd.toml',
+                reason=Reason.ANALYSIS_OFF,
+            )
+        known = self.known(process, uid)
+        with self._lock:
+            watched = self._watched.setdefault(process, _Watched(uid))
+            watched.asked_for, watched.quiet_until = True, 0.0
+        return sum(one.state == "waiting" and not one.reason for one in known)
+
+    def _waits(self, uid: int) -> Callable[[Kernel], KnownKernel]:
+        """Return what to say of a user's kernels that could be analysed, and are not."""
+        state, why = "waiting", ""
+        if self._limits is None:
+            state, why = "analysis-off", "kernels are not analysed on this machine"
+        elif self._missing:
+            state, why = "no-tool", self._missing
+        elif self._over(uid):
+            why = "as much was analysed in the last hour as may be"
+        return lambda kernel: KnownKernel(kernel, state, why)
+
+    def _entry(self, watched: _Watched, module: int) -> Entry | None:
+        """Return what is known of a module of a process: for the architecture of which least is."""
+        with self._lock:
+            digest = self._digests.get((watched.uid, module))
+        if digest is None:
+            return None
+        found = [self._analyser.known(digest, each) for each in watched.architectures]
+        return min(filter(None, found), key=lambda one: len(one.kernels)) if all(found) else None
+
+    # -- in the background --------------------------------------------------------------------
+
+    def step(self, processes: Iterable[GpuProcess]) -> bool:
+        """Look at one of these processes, and analyse what it has launched of one module. Returns
+        whether there may be more to do.
+        """
+        hooked = {one.id: one for one in processes if one.hook_state == "hooked"}
+        with self._lock:
+            for gone in self._watched.keys() - hooked.keys():
+                del self._watched[gone]
+            for process, described in hooked.items():
+                self._watched.setdefault(process, _Watched(described.uid))
+            spent = self._spent_by()
+            now = time.monotonic()
+            due = [
+                (not each.asked_for, spent[each.uid], each.quiet_until, process)
+                for process, each in self._watched.items()
+                if each.quiet_until <= now and not self._is_over(each.uid, spent)
+            ]
+        if not due or self._limits is None or self._lacks_tools():
+            return False
+        process = min(due)[-1]
+        watched = self._watched[process]
+        began = time.monotonic()
+        try:
+            if self._look(process, watched):
+                return True
+            watched.asked_for, watched.trouble = False, ""
+        except Cancelled:
+            return False
+        except (PhosError, OSError) as error:
+            self._spend(watched.uid, time.monotonic() - began)
+            self._settle(process, watched, error)
+        watched.quiet_until = max(watched.quiet_until, time.monotonic() + LOOK_SECONDS)
+        return len(due) > 1
+
+    def _settle(self, process: ProcessId, watched: _Watched, error: PhosError | OSError) -> None:
+        """Note why nothing was done: of the machine, of the process, or of this moment."""
+        if isinstance(error, Internal) and error.reason:  # a tool or a package
+            self._missing, self._tools = str(error), tools.version()
+            _log.info("kernels are not analysed: %s", error)
+            return
+        if watched.trouble != str(error):
+            watched.trouble = str(error)
+            level = logging.DEBUG if isinstance(error, Busy | NoSuchProcess) else logging.INFO
+            _log.log(level, "kernels of process %d are not analysed: %s", process.pid, error)
+        if isinstance(error, Internal):  # its hook is too old
+            watched.quiet_until = float("inf")
+
+    def _look(self, process: ProcessId, watched: _Watched) -> bool:
+        """Analyse what a process has launched of one module. Returns whether it did."""
+        kernels, images, gpus = inspection.code(self._node, process, watched.seen)
+        watched.seen += len(images)
+        for image in images[: max(0, _MOST_IMAGES - len(watched.images))]:
+            watched.images[image.hash] = image
+        watched.architectures = tuple(sorted({*map(architecture_of, gpus)}))
+        launched = _by_module(kernels)
+        for module in self._in_order(launched, watched):
+            entry = self._entry(watched, module)
+            names = launched.get(module)
+            if entry is not None:
+                self._give(process, watched, module, entry)
+            if self._is_known(entry, names, watched):
+                continue
+            try:
+                self._analyse(process, watched, watched.images[module], names)
+            except (Unsupported, Timeout) as error:
+                watched.unread[module] = error.what
+            return True
+        return False
+
+    def _in_order(
+        self, launched: Mapping[int, Sequence[Kernel]], watched: _Watched
+    ) -> Iterator[int]:
+        """Yield the modules that may be analysed: those that launched most first, then those that
+        were compiled at run time.
+        """
+        total = {module: sum(k.launches for k in kernels) for module, kernels in launched.items()}
+        made = [
+            image.hash
+            for image in watched.images.values()
+            if image.held is Held.IN_COPY and image.size <= _SMALL_BYTES
+        ]
+        for module in dict.fromkeys([*sorted(total, key=total.__getitem__, reverse=True), *made]):
+            if module in watched.images and module not in watched.unread:
+                yield module
+
+    def _is_known(
+        self, entry: Entry | None, names: Sequence[Kernel] | None, watched: _Watched
+    ) -> bool:
+        """Return whether nothing is left to analyse of a module, of which these were launched."""
+        if entry is None:
+            return False
+        if entry.whole or entry.state is not State.ANALYSED:
+            return True
+        return names is not None and all(
+            kernel.name in entry.kernels or watched.has_not(kernel) for kernel in names
+        )
+
+    def _analyse(
+        self,
+        process: ProcessId,
+        watched: _Watched,
+        image: CodeImage,
+        kernels: Sequence[Kernel] | None,
+    ) -> None:
+        with self._fetched(process, watched, image) as module:
+            with self._lock:
+                self._digests[watched.uid, image.hash] = module.digest
+                while len(self._digests) > _MOST_DIGESTS:
+                    self._digests.popitem(last=False)
+            for architecture in watched.architectures:
+                known = self._analyser.known(module.digest, architecture)
+                had = known.kernels.keys() if known else ()
+                names = None
+                if kernels is not None:
+                    left = [k for k in kernels if k.name not in had and not watched.has_not(k)]
+                    names = [kernel.name for kernel in left[:_MOST_NAMES]]
+                found = self._analyser.analyse(module, architecture, names)
+                self._spend(watched.uid, found.seconds)
+                if found.absent:
+                    watched.absent.setdefault(image.hash, set()).update(found.absent)
+                elif len(found.entry.kernels) == len(had) and not found.entry.whole:
+                    watched.fruitless[image.hash] += 1
+                    if watched.fruitless[image.hash] == _MOST_FRUITLESS:
+                        watched.unread[image.hash] = found.entry.reason or "it takes too long"
+
+    def _fetched(self, process: ProcessId, watched: _Watched, image: CodeImage) -> Module:
+        began = time.monotonic()
+        try:
+            return fetch(process, image, self._stopped)
+        finally:
+            self._spend(watched.uid, time.monotonic() - began)
+
+    def _give(self, process: ProcessId, watched: _Watched, module: int, entry: Entry) -> None:
+        """Give the hook a table of a module's kernels, if more are known than before."""
+
+    # -- limits -------------------------------------------------------------------------------
+
+    def _lacks_tools(self) -> bool:
+        """Return whether the tools that were missing, or other ones, are still so."""
+        if self._missing and tools.version() != self._tools:
+            self._missing = ""
+        return bool(self._missing)
+
+    def _spend(self, uid: int, seconds: float) -> None:
+        with self._lock:
+            self._spent.append((time.monotonic(), uid, seconds))
+
+    def _spent_by(self) -> dict[int, float]:
+        """Return the seconds that each user has used in the last hour. The caller has the lock."""
+        begin = time.monotonic() - _HOUR
+        while self._spent and self._spent[0][0] < begin:
+            self._spent.popleft()
+        found: defaultdict[int, float] = defaultdict(float)
+        for _, uid, seconds in self._spent:
+            found[uid] += seconds
+        return found
+
+    def _is_over(self, uid: int, spent: Mapping[int, float]) -> bool:
+        """Return whether nothing more is analysed for a user in this hour. No user has all of it:
+        one whose files are never read to the end would take it from the others.
+        """
+        most = self._limits.hour_seconds if self._limits else 0
+        return sum(spent.values()) >= most or spent.get(uid, 0.0) >= most / 2
+
+    def _over(self, uid: int) -> bool:
+        with self._lock:
+            return self._is_over(uid, self._spent_by())
+
+
+def _described(kernel: Kernel, watched: _Watched, entry: Entry | None) -> KnownKernel | None:
+    """Return what is known of a kernel, or why nothing ever will be; None if it can be analysed."""
+    if entry is not None and kernel.name in entry.kernels:
+        return KnownKernel(kernel, State.ANALYSED, facts=entry.kernels[kernel.name])
+    if not kernel.module:
+        return KnownKernel(kernel, "no-code", "it is not known what the kernel was loaded from")
+    if why := watched.unread.get(kernel.module, ""):
+        return KnownKernel(kernel, "no-code", why)
+    if watched.has_not(kernel) or (entry is not None and entry.whole):
+        return KnownKernel(kernel, "no-code", "its module has no such kernel")
+    if entry is not None and entry.state is not State.ANALYSED:
+        return KnownKernel(kernel, entry.state, entry.reason)
+    return None
+
+
+def _by_module(kernels: Iterable[Kernel]) -> dict[int, list[Kernel]]:
+    """Return kernels by their module, those that were launched most first."""
+    found: dict[int, list[Kernel]] = {}
+    for kernel in sorted(kernels, key=lambda kernel: -kernel.launches):
+        found.setdefault(kernel.module, []).append(kernel)
+    return found
