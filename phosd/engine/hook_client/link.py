@@ -2,9 +2,7 @@
 
 import contextlib
 import errno
-import os
 import socket
-import stat
 import struct
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -13,7 +11,7 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from phosd.engine.hook_client.code_images import MAX_IMAGES, CodeImage, decode_images
-from phosd.engine.hook_client.places import put_aside, socket_path, squatted
+from phosd.engine.hook_client.places import HookSocket, hook_socket
 from phosd.engine.hook_client.received import is_distrusted
 from phosd.engine.hook_client.wire import (
     ARM,
@@ -97,34 +95,38 @@ class HookLink:
         Raises :class:`NoSuchProcess` if no hook listens for the pid, :class:`NotAuthorized` if
         another process does, :class:`Timeout` if the hook does not accept the connection.
         """
-        path = socket_path(self.runtime_dir, self.pid)
-        try:
-            owner = self._owner = procfs.status(self.pid).uids[1]
-            fitting = _is_socket_of(path, owner)
-        except (FileNotFoundError, ProcessLookupError) as error:
-            raise NoSuchProcess(
-                f"process {self.pid} has no hook (no {path})",
-                hint="start it with `phos run`, or use mode driver",
-            ) from error
-        if is_distrusted(owner):
-            raise NotAuthorized(
-                f"a hook of user {owner} has sent files or sockets instead of memory",
-                hint="phosd talks to no hook of that user any more, until it is restarted",
-            )
-        if not fitting:
-            raise NotAuthorized(
-                f"{path} is not a socket of the owner of process {self.pid}",
-                hint="somebody else put it there; remove it",
-            )
+        with hook_socket(self.runtime_dir, self.pid) as place:
+            try:
+                owner = self._owner = procfs.status(self.pid).uids[1]
+                fitting = place.is_of(owner)
+            except (FileNotFoundError, ProcessLookupError) as error:
+                raise NoSuchProcess(
+                    f"process {self.pid} has no hook (no {place})",
+                    hint="start it with `phos run`, or use mode driver",
+                ) from error
+            if is_distrusted(owner):
+                raise NotAuthorized(
+                    f"a hook of user {owner} has sent files or sockets instead of memory",
+                    hint="phosd talks to no hook of that user any more, until it is restarted",
+                )
+            if not fitting:
+                raise NotAuthorized(
+                    f"{place} is not a socket of the owner of process {self.pid}",
+                    hint="somebody else put it there; remove it",
+                )
+            self._channel = Channel(self.pid, owner, self._connected(place, owner))
+        return self
+
+    def _connected(self, place: HookSocket, owner: int) -> socket.socket:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         connection.settimeout(self._deadline)
         try:
-            _connect(connection, path)
+            place.connect(connection)
             credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
             peer_pid, peer_uid, _ = struct.unpack("3i", credentials)
             if (peer_pid, peer_uid) != (self.pid, owner):
                 raise NotAuthorized(
-                    f"{path} is served by process {peer_pid} (uid {peer_uid}), not {self.pid}",
+                    f"{place} is served by process {peer_pid} (uid {peer_uid}), not {self.pid}",
                     hint="somebody else put it there; remove it",
                 )
         except (BlockingIOError, TimeoutError) as error:  # the hook's queue of connections is full
@@ -142,8 +144,7 @@ class HookLink:
         except NotAuthorized:
             connection.close()
             raise
-        self._channel = Channel(self.pid, owner, connection)
-        return self
+        return connection
 
     def close(self) -> None:
         """Close the connection. A closed gate opens with it, unless memory is parked."""
@@ -347,55 +348,48 @@ class HookLink:
         Raises :class:`Timeout` if it does not come back within ``deadline`` seconds, or its process
         is stopped.
         """
-        wake = socket_path(self.runtime_dir, self.pid).with_suffix(".wake")
-        _create(wake)
+        with hook_socket(self.runtime_dir, self.pid) as place, place.waking():
+            self._await(place, deadline)
+
+    def _await(self, place: HookSocket, deadline: float) -> None:
         give_up = time.monotonic() + deadline
         look = time.monotonic() + standstill.LOOK_SECONDS
-        try:
-            while True:
-                try:
-                    self.connect()
-                    return
-                except (NoSuchProcess, Timeout) as error:  # not listening yet
-                    why = error.what
-                except NotAuthorized as error:  # a file in its place: the hook cannot listen there
-                    if is_distrusted(self._owner):
-                        raise
-                    why = error.what
-                    self._clear_the_way()
-                found = procfs.stat(self.pid)
-                if found is None or found.dead:
-                    raise NoSuchProcess(
-                        f"process {self.pid} ended before its hook came back",
-                        hint="see its output for the reason",
-                    )
-                try:
-                    if time.monotonic() > look:
-                        look = time.monotonic() + standstill.LOOK_SECONDS
-                        standstill.require_going(self.pid)
-                except Busy as stopped:
-                    raise Timeout(
-                        f"the hook of process {self.pid} did not come back: {stopped.what}",
-                        hint=stopped.hint,
-                    ) from stopped
-                if time.monotonic() > give_up:
-                    raise Timeout(
-                        f"the hook of process {self.pid} did not come back in {deadline:.0f} s"
-                        f" ({why})",
-                        hint="the process may be stopped or wedged; see `phos doctor`",
-                    )
-                time.sleep(0.0005)
-        finally:
-            with contextlib.suppress(FileNotFoundError):
-                wake.unlink()
+        while True:
+            try:
+                self.connect()
+                return
+            except (NoSuchProcess, Timeout) as error:  # not listening yet
+                why = error.what
+            except NotAuthorized as error:  # a file in its place: the hook cannot listen there
+                if is_distrusted(self._owner):
+                    raise
+                why = error.what
+                self._clear_the_way(place)
+            found = procfs.stat(self.pid)
+            if found is None or found.dead:
+                raise NoSuchProcess(
+                    f"process {self.pid} ended before its hook came back",
+                    hint="see its output for the reason",
+                )
+            try:
+                if time.monotonic() > look:
+                    look = time.monotonic() + standstill.LOOK_SECONDS
+                    standstill.require_going(self.pid)
+            except Busy as stopped:
+                raise Timeout(
+                    f"the hook of process {self.pid} did not come back: {stopped.what}",
+                    hint=stopped.hint,
+                ) from stopped
+            if time.monotonic() > give_up:
+                raise Timeout(
+                    f"the hook of process {self.pid} did not come back in {deadline:.0f} s ({why})",
+                    hint="the process may be stopped or wedged; see `phos doctor`",
+                )
+            time.sleep(0.0005)
 
-    def _clear_the_way(self) -> None:
-        path = socket_path(self.runtime_dir, self.pid)
+    def _clear_the_way(self, place: HookSocket) -> None:
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            aside = put_aside(path)
-            # It was the hook's socket after all.
-            if _is_socket_of(aside, procfs.status(self.pid).uids[1]):
-                aside.rename(path)
+            place.clear_the_way(procfs.status(self.pid).uids[1])
 
     # -- the parts of a request ----------------------------------------------------------------
 
@@ -494,29 +488,3 @@ def reach(pid: int, runtime_dir: Path, patience: float = WAKE_SECONDS) -> HookLi
     except NoSuchProcess:
         link.reattach(patience)
         return link
-
-
-def _connect(connection: socket.socket, path: Path) -> None:
-    """Connect to a socket, however long its path is."""
-    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        connection.connect(f"/proc/self/fd/{folder}/{path.name}")
-    finally:
-        os.close(folder)
-
-
-def _is_socket_of(path: Path, owner: int) -> bool:
-    status = path.lstat()
-    return stat.S_ISSOCK(status.st_mode) and status.st_uid == owner
-
-
-def _create(path: Path) -> None:
-    """Create an empty file at ``path``, whatever is there: every user can write to the folder."""
-    for _ in range(100):
-        try:
-            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW, 0o600))
-            return
-        except FileExistsError:
-            with contextlib.suppress(FileNotFoundError):
-                put_aside(path)
-    raise squatted(path)
