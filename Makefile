@@ -21,7 +21,7 @@ CONFIGURE := -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/.venv/bin/ninja -DPython3_E
 export PATH := $(PATH):/usr/sbin:/sbin
 export PYTHON
 
-.PHONY: help setup build deb wheel lint native-test native-test-plain native-test-sanitized \
+.PHONY: help setup setup-containers build deb wheel lint native-test native-test-plain native-test-sanitized \
 	native-test-threads check test test-all begin-test python-test soak flake-hunt durations \
 	test-boot demo test-gpu clean
 
@@ -35,6 +35,7 @@ help:
 	@echo "make test-boot the Debian package in a booted system: a container with systemd (root)"
 	@echo "make test-gpu  the tests that need a real GPU"
 	@echo "make setup     virtual environment, system packages, CRIU (the others do it themselves)"
+	@echo "make setup-containers  the container runtimes whose containers are tested"
 	@echo "make build     the native libraries"
 	@echo "make deb       the Debian package, in build/"
 	@echo "make wheel     the wheel for pip, with the native libraries, in build/"
@@ -126,7 +127,7 @@ test: begin-test setup lint native-test python-test
 
 test-all: export PHOS_TEST_ALL := 1
 test-all: begin-test setup lint native-test deb wheel build/wheelhouse build/.release-packages \
-	build/.s3-packages python-test
+	build/.s3-packages build/.container-packages python-test
 
 begin-test:
 	@rm -f $(LOGS)/steps $(LOGS)/times.json
@@ -156,6 +157,12 @@ test-boot: build build/.boot-packages
 
 build/.release-packages: packaging/system_packages.sh
 	@packaging/system_packages.sh release
+	@touch $@
+
+setup-containers: build/.container-packages
+
+build/.container-packages: packaging/system_packages.sh
+	@packaging/system_packages.sh containers
 	@touch $@
 
 build/.boot-packages: packaging/system_packages.sh

@@ -1,6 +1,7 @@
 #!/bin/sh
-# system_packages.sh [boot | release]: install the system packages that are missing, and only those;
-# with `boot` also what the tests in a booted system need, with `release` what checks the package.
+# system_packages.sh [boot | release | containers]: install the system packages that are missing, and
+# only those; with `boot` also what the tests in a booted system need, with `release` what checks the
+# package, with `containers` the runtimes whose containers are tested.
 # Prints one line.
 set -eu
 
@@ -31,6 +32,8 @@ if [ "${1:-}" = boot ]; then
     tool systemd-nspawn systemd-container
 fi
 [ "${1:-}" != release ] || tool lintian lintian
+tool runc runc
+[ "${1:-}" != containers ] || tool podman podman
 need "ls /usr/share/keyrings/debian-archive-keyring.*" debian-archive-keyring
 
 if [ -z "$missing" ]; then

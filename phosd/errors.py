@@ -53,6 +53,8 @@ class Reason(enum.StrEnum):
     """Others compute on the GPU, beside whom the program would be ended."""
     DIVIDED_GPU = "divided-gpu"
     """The GPU is divided (MIG), so the driver moves no program there."""
+    MISSING_DEVICE = "missing-device"
+    """The process is in a container that was not given the GPU."""
     UNKNOWN_GPU = "unknown-gpu"
     """The process uses a GPU that phosd does not see."""
     NO_GPU = "no-gpu"

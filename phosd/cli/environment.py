@@ -11,7 +11,7 @@ from phosd.engine.system.native import hook_library
 from phosd.errors import Reason, Unsupported
 
 DEFAULT_RUNTIME = Path("/run/phos")
-_SAVABLE = {
+SAVABLE = {
     # CRIU does not save io_uring, which libuv would use: that of PyTorch's TCPStore, for one.
     "UV_USE_IO_URING": "0",
     # The driver's checkpoint hangs when there is a multicast object, and NCCL makes one.
@@ -54,7 +54,7 @@ def environment(
 
 def do_without_what_cannot_be_saved(environment: dict[str, str]) -> list[str]:
     """Set the variables for that which are not set. Returns those for NCCL, as assignments."""
-    added = {name: value for name, value in _SAVABLE.items() if name not in environment}
+    added = {name: value for name, value in SAVABLE.items() if name not in environment}
     environment |= added
     return [f"{name}={value}" for name, value in added.items() if name.startswith("NCCL_")]
 

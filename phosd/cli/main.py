@@ -56,19 +56,22 @@ _COMMANDS = {
     "analyse": "Say what the kernels in FILE read and write, from their machine code: in a cubin, "
     "a fat binary, PTX, or a library that has fat binaries inside; or those that process PID has "
     "launched, or your program of that name.",
+    "setup-container-runtime": "Have RUNTIME put phosd's hook into the containers that ask for it, "
+    "so that their programs can be suspended, resumed and moved from outside.",
     "recover": "Bring processes back that were left locked, checkpointed or parked.",
     "demo": "Train a small network, save it, kill it, restore it, and compare what it computes.",
 }
 """The commands in the order in which one needs them, each with the first sentence of its help.
 
-Each command is in the module of its name (a keyword has an underscore behind it), which is imported
-only to run it, so that listing the commands or running one does not load what the others need.
+Each command is in the module of its name (with underscores; a keyword has one behind it), which is
+imported only to run it, so that listing the commands or running one does not load what the others
+need.
 """
 
 
 def named(name: str) -> click.Command:
     """Import and return the command of this name."""
-    here = f"{name}_" if keyword.iskeyword(name) else name
+    here = f"{name}_" if keyword.iskeyword(name) else name.replace("-", "_")
     command: click.Command = getattr(importlib.import_module(f"phosd.cli.{here}"), here)
     return command
 

@@ -12,7 +12,7 @@ from phosd.cli.client import ask, call, if_missing, managed
 from phosd.cli.settings import Settings, command
 from phosd.client.daemon import Managed
 from phosd.client.errors import CommandError, of_bus
-from phosd.client.text import human_bytes
+from phosd.client.text import container_text, human_bytes
 from phosd.client.times import interval_text
 from phosd.client.users import of_yours, user_name
 
@@ -38,6 +38,7 @@ def ps(settings: Settings, pid: int | None, log: bool, known: bool) -> None:
     phosd, quickly), driver (by the CUDA driver alone, slowly), or unsupported, with the reason.
     EVERY: its periodic checkpoints, and how many images of them are kept. STATE is running,
     suspended (`phos resume` brings it back), or what a job or another tool does with the process.
+    CONTAINER is shown where there is one: its runtime, pod and name.
 
     --log prints what the hook has counted, and then noted, with the seconds at which it did. State
     is 0 while the program is let through; 1, 2 and 3 while its gate is closing, closed, and its
@@ -78,6 +79,7 @@ def ps(settings: Settings, pid: int | None, log: bool, known: bool) -> None:
             "PID": lambda row: str(row["pid"]),
             **({"NAME": lambda row: row["name"] or ""} if any(r["name"] for r in rows) else {}),
             "USER": lambda row: row["user_name"],
+            **({"CONTAINER": _container} if any(r["container"] for r in rows) else {}),
             "GPU": _gpus,
             "MEMORY": lambda row: human_bytes(row["device_bytes"]),
             "HOOK": lambda row: row["hook"],
@@ -99,6 +101,10 @@ def _every(row: dict[str, Any]) -> str:
 
 def _gpus(row: dict[str, Any]) -> str:
     return ", ".join(str(gpu["ordinal"]) for gpu in row["gpus"])
+
+
+def _container(row: dict[str, Any]) -> str:
+    return container_text(row["container"] or {})
 
 
 def _because(row: dict[str, Any]) -> str:
@@ -141,6 +147,7 @@ def _show(settings: Settings, path: str) -> None:
         {
             "process": f"{row['pid']} of {row['user_name']}: {shlex.join(row['command'])}",
             "gpu": _gpus(row),
+            **({"container": _container(row)} if row["container"] else {}),
             "hook": row["hook"] + (f": {row['reason']}" if row["reason"] else ""),
             "state": row["state"],
             "memory": human_bytes(row["device_bytes"]),
@@ -212,4 +219,5 @@ def _row(process: dict[str, Any], found: Managed) -> dict[str, Any]:
         "reason": process.get("Reason", ""),
         "output": process.get("Output", []),
         "name": process.get("Name") or None,
+        "container": process.get("Container") or None,
     }

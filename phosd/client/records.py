@@ -5,7 +5,7 @@ another version may send other properties: missing or mistyped ones become empty
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 Properties = Mapping[str, Any]
@@ -45,7 +45,8 @@ class Process:
     ``hooked``, ``driver`` or ``unsupported``, and ``reason`` why it is not hooked. ``every`` is
     the interval of its periodic checkpoints in seconds (0: none), of which ``keep`` images are
     kept. ``output`` has the files of its standard output and error; ``name`` is that of its
-    program.
+    program. ``container`` has the runtime and id of the container that it is in, and the name and
+    pod where they are known; it is empty for other processes.
     """
 
     path: str
@@ -64,6 +65,7 @@ class Process:
     keep: int = 0
     output: tuple[str, ...] = ()
     name: str = ""
+    container: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -189,6 +191,10 @@ class Values:
         found = self._get(name, dict, {}).items()
         return tuple((key, value) for key, value in found if isinstance(value, float))
 
+    def texts_by_key(self, name: str) -> Mapping[str, str]:
+        found = self._get(name, dict, {}).items()
+        return {key: value for key, value in found if isinstance(value, str)}
+
     def text(self, name: str) -> str:
         return self._get(name, str, "")
 
@@ -272,6 +278,7 @@ def _process(path: str, values: Values) -> Process:
         keep=values.whole("CheckpointsKept"),
         output=values.texts("Output"),
         name=values.text("Name"),
+        container=values.texts_by_key("Container"),
     )
 
 

@@ -5,6 +5,7 @@ control the terminal of the reader, who may be root.
 """
 
 import unicodedata
+from collections.abc import Mapping
 
 _HIDDEN = frozenset(("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"))
 """Unicode categories of characters that are shown as escapes: controls, formats, surrogates."""
@@ -47,3 +48,9 @@ def figure(name: str, number: float) -> str:
     if name.endswith("bytes"):
         return f"{words} {human_bytes(number)}"
     return f"{words} {number:.3g} s" if name.endswith("seconds") else f"{words} {number:g}"
+
+
+def container_text(container: Mapping[str, str]) -> str:
+    """Say which container this is: by its pod and name, or by its id as runtimes shorten it."""
+    known = "/".join(filter(None, (container.get("pod"), container.get("name"))))
+    return f"{container['runtime']}:{known or container['id'][:12]}" if container else ""

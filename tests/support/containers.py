@@ -9,15 +9,14 @@ import json
 import os
 import secrets
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from phosd.engine.system import procfs
 from tests.support import harness
 from tests.support.harness import wait_until
 
@@ -48,8 +47,8 @@ class Contained(harness.Target):
     def kill(self) -> None:
         """Kill the program; its runtime then ends, too."""
         if harness.alive(self.first):
-            os.kill(self.first, 9)
-        self.process.wait()
+            os.kill(self.first, signal.SIGKILL)
+        wait_until(lambda: self.process.poll() is not None, "the runtime to end")
 
 
 def shared(place: Path) -> Path:
@@ -70,10 +69,10 @@ def rootfs(place: Path) -> Path:
     return root
 
 
-def environment(place: Path, extra: Mapping[str, str] | None = None) -> dict[str, str]:
+def environment(place: Path) -> dict[str, str]:
     """The environment of a hooked program in a container."""
-    env = harness.environment(hooked=True, extra=extra)
-    return env | {"PHOS_TEST_CACHE": str(shared(place)), "PYTHONDONTWRITEBYTECODE": "1"}
+    own = {"PHOS_TEST_CACHE": str(shared(place)), "PYTHONDONTWRITEBYTECODE": "1"}
+    return harness.environment(hooked=True) | own
 
 
 def command(program: str, place: Path) -> list[str]:
@@ -88,20 +87,19 @@ def run_by_runc(
     place: Path,
     *,
     user_namespace: bool = False,
-    folder: Mapping[str, Any] | None = HOOK_FOLDER,
-    extra: Mapping[str, str] | None = None,
+    more: Sequence[Mapping[str, object]] = (),
 ) -> Iterator[Contained]:
-    """Run a target program in a container of runc's. ``folder`` is the mount for its hook."""
+    """Run a target program in a container of runc's, which has ``more`` mounts."""
     bundle = place / "bundle"
     bundle.mkdir()
     subprocess.run(["runc", "spec"], cwd=bundle, check=True)
     spec = json.loads((bundle / "config.json").read_text())
     process, linux = spec["process"], spec["linux"]
     process |= {"terminal": False, "args": command(program, place), "rlimits": []}
-    process["env"] = [f"{name}={value}" for name, value in environment(place, extra).items()]
+    process["env"] = [f"{name}={value}" for name, value in environment(place).items()]
     spec["root"] = {"path": str(rootfs(place)), "readonly": False}
-    spec["mounts"] += [_bound(source, "ro") for source in _READ_ONLY]
-    spec["mounts"] += [_bound(shared(place), "rw"), *([folder] if folder else [])]
+    spec["mounts"] += [bound(source, "ro") for source in _READ_ONLY]
+    spec["mounts"] += [bound(shared(place), "rw"), HOOK_FOLDER, *more]
     spec["mounts"] = [each for each in spec["mounts"] if each["type"] not in ("sysfs", "cgroup")]
     linux["namespaces"] = [each for each in linux["namespaces"] if each["type"] != "network"]
     if user_namespace:
@@ -113,50 +111,62 @@ def run_by_runc(
             os.chown(folder_of_root, FIRST_MAPPED, FIRST_MAPPED, follow_symlinks=False)
     (bundle / "config.json").write_text(json.dumps(spec))
     name = f"phos-test-{secrets.token_hex(4)}"
-    with _running(["runc", "run", "--bundle", bundle, name], program, place) as target:
+    runc = ["runc", f"--root={place / 'runc'}"]
+    words: list[str | Path] = [*runc, "run", "--bundle", bundle, "--pid-file", place / "pid", name]
+    with _running(words, [*runc, "delete", "--force", name], program, place) as target:
         yield target
 
 
 @contextmanager
-def run_by_podman(
-    program: str, place: Path, words: Sequence[str], podman: Sequence[str]
-) -> Iterator[Contained]:
-    """Run a target program with podman. ``words`` are options of ``run``, and ``podman`` podman's
-    own.
-    """
-    binds = [f"--volume={source}:{source}:ro" for source in _READ_ONLY]
+def run_by_podman(program: str, place: Path, device: str) -> Iterator[Contained]:
+    """Run a target program with podman, which gives it a device, and with it the hook."""
+    # Of /usr it gets a copy in which mounts can be made, as in an image of its own.
+    binds = [f"--volume={source}:{source}:{_how(source)}" for source in _READ_ONLY]
     env = environment(place)
     del env["LD_PRELOAD"]  # which the device gives it
     variables = [f"--env={name}={env[name]}" for name in sorted(env)]
-    line = ["podman", *podman, "run", "--rm", "--network=host", *words, *binds, *variables]
+    podman = [f"--root={place / 'storage'}", f"--runroot={place / 'running'}", "--runtime=runc"]
+    podman += [f"--tmpdir={place / 'libpod'}", "--storage-driver=vfs", "--cgroup-manager=cgroupfs"]
+    limits = ["--ulimit=nofile=1024:1024", "--ulimit=nproc=4096:4096"]
+    name = f"phos-test-{secrets.token_hex(4)}"
+    line = ["podman", *podman, "run", "--rm", f"--name={name}", f"--pidfile={place / 'pid'}"]
+    line += ["--network=host", f"--device={device}", *limits, *binds, *variables]
     line += [f"--volume={shared(place)}:{shared(place)}", "--rootfs", str(rootfs(place))]
-    with _running([*line, *command(program, place)], program, place) as target:
+    end = ["podman", *podman, "rm", "--force", "--ignore", name]
+    with _running([*line, *command(program, place)], end, program, place) as target:
         yield target
 
 
 @contextmanager
-def _running(words: Sequence[str | Path], program: str, place: Path) -> Iterator[Contained]:
+def _running(
+    words: Sequence[str | Path], end: Sequence[str], program: str, place: Path
+) -> Iterator[Contained]:
+    """Run a runtime, which writes the pid of the program into a file; ``end`` ends the container
+    whatever has happened.
+    """
     (log := _log(place)).touch()
     log.chmod(0o666)
     with harness.running(words, stdin=subprocess.DEVNULL) as runtime:
-        target = Contained(program, log, _errors(place), runtime)  # type: ignore[arg-type]
         try:
-            target.first = wait_until(lambda: _first(runtime, program), "the program to start")
-            yield target
+            first = int(wait_until(lambda: _pid(runtime, place), "the container to start"))
+            yield Contained(program, log, _errors(place), runtime, first=first)  # type: ignore[arg-type]
         finally:
-            target.kill()
+            subprocess.run(end, check=False, stderr=subprocess.DEVNULL)
+            runtime.wait()
 
 
-def _first(runtime: "subprocess.Popen[str]", program: str) -> int:
-    """Return the program, which is the first process of its namespace."""
+def _pid(runtime: "subprocess.Popen[str]", place: Path) -> str:
     assert runtime.poll() is None, f"the runtime ended with {runtime.returncode}"
-    for pid in procfs.pids():
-        if str(harness.script(program)) in procfs.command_line(pid) and procfs.own_id(pid) == 1:
-            return pid
-    return 0
+    path = place / "pid"
+    return path.read_text() if path.exists() else ""
 
 
-def _bound(source: object, access: str) -> dict[str, object]:
+def _how(source: str) -> str:
+    return "O" if source == "/usr" else "ro"
+
+
+def bound(source: object, access: str) -> dict[str, object]:
+    """Return the mount of a file or folder of this machine at the same path."""
     return {
         "destination": str(source),
         "type": "none",

@@ -169,7 +169,7 @@ class Criu:
             raise Unsupported(
                 f"{procfs.describe(process.pid)} is in a container or sandbox, or has got itself "
                 "one just now",
-                hint="the program goes on; start it outside of it",
+                hint="the program goes on; it can be suspended and moved, or started outside of it",
                 reason=Reason.PROCESS_STATE,
             )
         return made

@@ -22,6 +22,10 @@ class Tenant:
     process: GpuProcess
     bytes: int
 
+    def may_get(self, gpu: int) -> bool:
+        """Return whether it could use this GPU instead."""
+        return gpu not in self.process.gpus and gpu not in self.process.unseen
+
 
 @dataclass(frozen=True)
 class GpuCapacity:
@@ -61,7 +65,7 @@ def plan(
         if obstacle := _obstacle(process):
             steps.append(Step(tenant, Fate.STAY, obstacle))
             continue
-        fits = [n for n, size in free.items() if n not in process.gpus and size >= needed]
+        fits = [n for n, size in free.items() if tenant.may_get(n) and size >= needed]
         if not fits:
             why = "no other GPU of this chip has room for it" if free else "no other GPU is alike"
             steps.append(Step(tenant, Fate.SUSPEND, why))

@@ -31,6 +31,7 @@ from phosd.engine.operations.move_checks import (
     gpus_in_use,
     may_park,
     require_alone,
+    require_seen,
 )
 from phosd.engine.operations.permissions import ROOT
 from phosd.engine.operations.replicas import Replicas
@@ -88,6 +89,7 @@ def migrate(node: Node, pid: int, options: MigrateOptions, progress: Progress) -
         used = gpus_in_use(group)
         moves = parse_moves(options.to, [*used], gpus)
         require_fit(moves, gpus)
+        require_seen(group.gpu_pids, moves)
         parks = may_park(group, options.mode, progress)
         if group.shares_memory():
             require_alone({moves.get(gpu, gpu) for gpu in used}, group.pids)

@@ -2,7 +2,7 @@
 
 import os
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
 
 from phosd.engine.job.progress import Progress
@@ -11,8 +11,9 @@ from phosd.engine.node.node import Node
 from phosd.engine.operations.admission import context_bytes
 from phosd.engine.operations.permissions import require_may_save
 from phosd.engine.program.group import CheckpointGroup
+from phosd.engine.program.process import gpu_uuids, unseen_gpus
 from phosd.engine.program.tree import ProcessTree
-from phosd.engine.system import procfs
+from phosd.engine.system import device_nodes, procfs
 from phosd.errors import Reason, Unsupported
 
 
@@ -66,6 +67,19 @@ def require_alone(gpus: Collection[int], own: Collection[int]) -> None:
                 "of theirs",
                 hint=f"end or suspend process {pid}, or give the program GPUs of its own",
                 reason=Reason.BUSY_GPU,
+            )
+
+
+def require_seen(pids: Collection[int], moves: Mapping[int, int]) -> None:
+    """Raise :class:`Unsupported` if a process is in a container that lacks a GPU it is to get."""
+    for pid in pids:
+        if lacking := unseen_gpus(pid) & {*moves.values()}:
+            gpu = min(lacking)
+            raise Unsupported(
+                f"{procfs.describe(pid)} is in a container that was not given GPU {gpu} "
+                f"({device_nodes.device_of(gpu_uuids()[gpu])})",
+                hint="choose a GPU of the container, or start the container with this one, too",
+                reason=Reason.MISSING_DEVICE,
             )
 
 

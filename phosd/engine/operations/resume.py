@@ -22,7 +22,7 @@ from phosd.engine.node.placement import parse_moves, require_fit, whole
 from phosd.engine.node.suspended import Suspended
 from phosd.engine.operations.admission import require_device_memory
 from phosd.engine.operations.load import LoadedMemory, device_bytes, loaded
-from phosd.engine.operations.move_checks import require_alone
+from phosd.engine.operations.move_checks import require_alone, require_seen
 from phosd.engine.operations.permissions import ROOT
 from phosd.engine.program import driver_checkpoint
 from phosd.engine.program.process import placed
@@ -155,6 +155,7 @@ def _moves(
             )
     moves = parse_moves(text, suspended.gpus, gpus, may_stay=True) if text else {}
     require_fit(moves, gpus)
+    require_seen(suspended.pids, moves)
     return moves
 
 

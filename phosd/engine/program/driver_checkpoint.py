@@ -18,7 +18,7 @@ from typing import Any
 from phosd.engine.faults import Point, point
 from phosd.engine.job.rollback import Undo
 from phosd.engine.memory.reservation import Reservation
-from phosd.engine.system import procfs, standstill
+from phosd.engine.system import device_nodes, procfs, standstill
 from phosd.engine.system.cuda import call, driver, gpu_uuid
 from phosd.engine.system.looking import at_once
 from phosd.engine.system.procfs import ProcessId
@@ -104,7 +104,11 @@ def checkpoint(pid: int) -> None:
 
 
 def restore(pid: int, pairs: GpuPairs = ()) -> None:
-    """Bring the GPU state back from host memory, on the same GPUs, or by ``pairs`` on others."""
+    """Bring the GPU state back from host memory, on the same GPUs, or by ``pairs`` on others.
+
+    In a container the driver knows only the GPUs that were given to it.
+    """
+    pairs = tuple((old, new) for old, new in pairs if device_nodes.sees(pid, old))
     standstill.await_going(pid)  # as above, and perhaps without enough memory by then
     _ask("cuCheckpointProcessRestore", pid, _restore_arguments(pairs) if pairs else None)
 
@@ -271,7 +275,7 @@ def stop(pids: Sequence[int], reservation: Reservation, undo: Undo) -> None:
 
 
 def move(pids: Sequence[int], to: Sequence[int]) -> None:
-    """Restore checkpointed processes on other GPUs; they are LOCKED then.
+    """Restore checkpointed processes on other GPUs, which they see; they are LOCKED then.
 
     ``to`` has, for every GPU of the node by ordinal, the one that replaces it, each once. Every
     process is tried, as in :func:`resume`.

@@ -12,7 +12,8 @@ from phosd.engine.hook_client.link import Hello, HookBlock, HookLink, HookState
 from phosd.engine.program import driver_checkpoint
 from phosd.engine.program.name import name_of
 from phosd.engine.program.stopped import StoppedProcesses
-from phosd.engine.system import cuda, procfs
+from phosd.engine.system import cuda, device_nodes, procfs
+from phosd.engine.system.containers import Container, container_of, is_apart
 from phosd.engine.system.looking import LOOKERS, fairly
 from phosd.engine.system.procfs import ProcessId
 from phosd.errors import Busy, Internal, NoSuchProcess, PhosError, Reason, Timeout, Unsupported
@@ -33,7 +34,8 @@ class GpuProcess:
     ``unsupported``; ``reason`` says why it is not ``hooked``. ``state`` is the driver's, or the
     hook's if the gate is not open, in lower case; or ``stopped``, by a signal or a debugger.
     ``output`` are the files to which its standard output and error go. ``name`` is that of its
-    program, if ``phos run`` gave it one.
+    program, if ``phos run`` gave it one; ``container`` is the one that it is in, if that has an id,
+    and ``unseen`` are the GPUs of this node that were not given to it.
     """
 
     pid: int
@@ -47,6 +49,8 @@ class GpuProcess:
     state: str
     output: tuple[str, ...] = ()
     name: str = ""
+    container: Container | None = None
+    unseen: frozenset[int] = frozenset()
 
     @property
     def id(self) -> ProcessId:
@@ -302,7 +306,17 @@ def _described(
         state=state.lower(),
         output=output_files(process.pid),
         name=name_of(process.pid),
+        container=container_of(process.pid),
+        unseen=unseen_gpus(process.pid),
     )
+
+
+def unseen_gpus(pid: int) -> frozenset[int]:
+    """Return the node's ordinals of GPUs that a process cannot use, as its container lacks them."""
+    if not is_apart(pid):
+        return frozenset()
+    known = enumerate(gpu_uuids())
+    return frozenset(gpu for gpu, uuid in known if not device_nodes.sees(pid, uuid))
 
 
 def output_files(pid: int) -> tuple[str, ...]:

@@ -7,13 +7,17 @@ has in its file systems is its root's, who need not be ours: it is looked at, an
 
 import ctypes
 import functools
+import itertools
+import json
 import os
 import re
 import stat
 import struct
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 from phosd.engine.system import cgroups, procfs
 
@@ -31,22 +35,29 @@ _OF_RUNTIMES = (
 )
 """How the last part of a container's cgroup is named by the runtimes' drivers for cgroups."""
 _POD = re.compile("pod([0-9a-f]{8}([-_][0-9a-f]{4}){3}[-_][0-9a-f]{12})")
-_SHOWN = 12
-"""Characters of an id that runtimes show, and take for the whole."""
+CONTAINERD = "/run/containerd/io.containerd.runtime.v2.task/k8s.io/{id}"
+"""Where containerd keeps what it starts for Kubernetes."""
+DOCKER = Path("/var/lib/docker/containers")
+_CONTAINER_LABELS = ("io.kubernetes.cri.container-name", "io.kubernetes.container.name")
+_POD_LABELS = (
+    ("io.kubernetes.cri.sandbox-namespace", "io.kubernetes.cri.sandbox-name"),
+    ("io.kubernetes.pod.namespace", "io.kubernetes.pod.name"),
+)
+"""Annotations of containerd, and of CRI-O."""
+_MOST_BYTES = 1 << 20
+_LONGEST_NAME = 256
 
 
 @dataclass(frozen=True)
 class Container:
-    """A container by its runtime's name for it; ``pod`` is the uid of its pod in Kubernetes, or
-    empty.
+    """A container by the id that its runtime gave it. ``name`` and ``pod`` are empty where they are
+    not known; ``pod`` is the namespace and name of a pod of Kubernetes, or its uid.
     """
 
     runtime: str
     id: str
+    name: str = ""
     pod: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.runtime}:{self.id[:_SHOWN]}"
 
 
 def container_of(pid: int) -> Container | None:
@@ -55,15 +66,63 @@ def container_of(pid: int) -> Container | None:
     """
     if not is_apart(pid):
         return None
-    return next(filter(None, map(_named, cgroups.memberships(pid).values())), None)
+    found = next(filter(None, map(_in_cgroup, cgroups.memberships(pid).values())), None)
+    return found and named(found, pid)
 
 
-def _named(cgroup: str) -> Container | None:
+def _in_cgroup(cgroup: str) -> Container | None:
     for runtime, form in _OF_RUNTIMES:
         if found := form.search(cgroup):
             pod = _POD.search(cgroup)
-            return Container(runtime, found[1], pod[1].replace("_", "-") if pod else "")
+            return Container(runtime, found[1], pod=pod[1].replace("_", "-") if pod else "")
     return None
+
+
+def named(container: Container, pid: int) -> Container:
+    """Return the container of a process with its names, as far as its runtime tells them."""
+    monitor, trusted = _monitor(pid)
+    told = _option(monitor, "-b") if trusted else ""
+    labels = _json(Path(told or CONTAINERD.format(id=container.id)) / "config.json", "annotations")
+    docker = _text(_json(DOCKER / container.id / "config.v2.json").get("Name"))
+    names = [_text(labels.get(label)) for label in _CONTAINER_LABELS]
+    pods = ["/".join(_text(labels.get(label)) for label in pair) for pair in _POD_LABELS]
+    return replace(
+        container,
+        name=next(filter(None, [*names, docker.lstrip("/"), _option(monitor, "-n")]), ""),
+        pod=next((pod for pod in pods if pod != "/"), container.pod),
+    )
+
+
+def _monitor(pid: int) -> tuple[tuple[str, ...], bool]:
+    """Return the command of what podman or CRI-O started the container with, the parent of its
+    first process, and whether it is root's: others may have called anything so.
+    """
+    with suppress(FileNotFoundError, ProcessLookupError):
+        while is_apart(pid) and (found := procfs.stat(pid)):
+            pid = found.parent
+        command = procfs.command_line(pid)
+        if command and Path(command[0]).name == "conmon":
+            return command, set(procfs.status(pid).uids) == {0}
+    return (), False
+
+
+def _option(command: Sequence[str], option: str) -> str:
+    return dict(itertools.pairwise(command)).get(option, "")
+
+
+def _json(path: Path, *keys: str) -> dict[str, Any]:
+    """Return the object that a runtime wrote there, below these keys; nothing if there is none."""
+    found: Any = {}
+    with suppress(OSError, ValueError):
+        with path.open("rb") as file:
+            found = json.loads(file.read(_MOST_BYTES))
+        for key in keys:
+            found = found.get(key) if isinstance(found, dict) else None
+    return found if isinstance(found, dict) else {}
+
+
+def _text(found: object) -> str:
+    return found if isinstance(found, str) and len(found) <= _LONGEST_NAME else ""
 
 
 def is_apart(pid: int) -> bool:
@@ -79,7 +138,27 @@ def own_memory(pid: int, folder: str) -> Iterator[int | None]:
     """Open a file system in memory that is mounted at ``folder`` as a process in a container sees
     it, and is no other's; None if there is none there, or the process has ended.
     """
-    found = _opened(pid, folder) if is_apart(pid) else None
+    device = _device_of_memory(pid, folder) if is_apart(pid) else None
+    with opened(pid, folder) if device is not None else nullcontext() as found:
+        status = None if found is None else os.fstat(found)
+        ours = status and status.st_dev == device and stat.S_ISDIR(status.st_mode)
+        yield found if ours else None
+
+
+@contextmanager
+def opened(pid: int, path: str) -> Iterator[int | None]:
+    """Open what a process sees at a path, as ``O_PATH``; None if there is nothing, or it has ended.
+
+    No link is followed: the container may have made it, and it may lead anywhere.
+    """
+    flags = os.O_PATH | os.O_CLOEXEC
+    found = None
+    with suppress(OSError):  # it has ended, or its container has something else on the way there
+        root = os.open(procfs.PROC / str(pid) / "root", flags | os.O_DIRECTORY)
+        try:
+            found = _openat2(root, path.lstrip("/"), flags)
+        finally:
+            os.close(root)
     try:
         yield found
     finally:
@@ -87,32 +166,14 @@ def own_memory(pid: int, folder: str) -> Iterator[int | None]:
             os.close(found)
 
 
-def _opened(pid: int, folder: str) -> int | None:
-    """Open it. No path is followed to anywhere but this mount: the container may have put links
-    there.
-    """
-    try:
-        device = _device_of_memory(pid, folder)
-        if device is None:
-            return None
-        root = os.open(procfs.PROC / str(pid) / "root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            found = _openat2(root, folder.lstrip("/"))
-        finally:
-            os.close(root)
-    except OSError:  # it has ended, or its container has something else there
-        return None
-    status = os.fstat(found)
-    if status.st_dev != device or not stat.S_ISDIR(status.st_mode):
-        os.close(found)
-        return None
-    return found
-
-
 def _device_of_memory(pid: int, folder: str) -> int | None:
     """Return the device of the whole tmpfs that is mounted there last."""
     device = None
-    for line in filter(None, procfs.lines(procfs.PROC / str(pid) / "mountinfo")):
+    try:
+        mounts = procfs.lines(procfs.PROC / str(pid) / "mountinfo")
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    for line in filter(None, mounts):
         before, _, after = line.partition(" - ")
         _, _, numbers, root, place = before.split()[:5]
         if place == folder:
@@ -122,10 +183,8 @@ def _device_of_memory(pid: int, folder: str) -> int | None:
     return device
 
 
-def _openat2(root: int, path: str) -> int:
-    how = _HOW.pack(
-        os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, 0, _IN_ROOT | _NO_SYMLINKS | _NO_MAGICLINKS
-    )
+def _openat2(root: int, path: str, flags: int) -> int:
+    how = _HOW.pack(flags, 0, _IN_ROOT | _NO_SYMLINKS | _NO_MAGICLINKS)
     found: int = _libc().syscall(_OPENAT2, root, os.fsencode(path), how, len(how))
     if found < 0:
         code = ctypes.get_errno()

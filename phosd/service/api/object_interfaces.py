@@ -3,9 +3,10 @@
 Times are microseconds since the epoch (0: unknown), sizes bytes, durations seconds.
 """
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from phosd.engine.node.gpus import GpuInfo
+from phosd.engine.system.containers import Container
 from phosd.service.api.object_methods import GpuMethods, ImageMethods, ProcessMethods
 from phosd.service.api.views import (
     created,
@@ -26,6 +27,10 @@ class ObjectInterfaces:
     process: Interface
     image: Interface
     gpu: Interface
+
+
+def _container(container: Container | None) -> dict[str, str]:
+    return {} if container is None else asdict(container)
 
 
 def process_interface(methods: ProcessMethods | type[ProcessMethods]) -> Interface:
@@ -110,6 +115,13 @@ def process_interface(methods: ProcessMethods | type[ProcessMethods]) -> Interfa
                 "s",
                 "The name that its program was given; empty: none.",
                 lambda view: view.process.name,
+                private=True,
+            ),
+            Property(
+                "Container",
+                "a{ss}",
+                "The container that it is in: runtime, id, and name and pod where they are known.",
+                lambda view: _container(view.process.container),
                 private=True,
             ),
             Property(

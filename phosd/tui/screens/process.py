@@ -11,6 +11,7 @@ from textual.widgets import Static, TabbedContent, TabPane
 
 from phosd.client.errors import CommandError
 from phosd.client.records import Gpu, Image, Job, Process
+from phosd.client.text import container_text
 from phosd.client.times import interval_text
 from phosd.tui.actions import Action, bindings
 from phosd.tui.node import Contact, Node
@@ -173,6 +174,7 @@ def _facts(process: Process, node: Node, *, ended: bool) -> Text:
     text = Text.assemble((f"{called}{process.pid} {command_line(process.command)}", "bold"))
     if ended:
         text.append("  (it has ended)", "bold red")
+    place = f"   container {plain(container_text(process.container))}" if process.container else ""
     hook = process.hook + (f" ({process.reason})" if process.reason else "")
     image = node.image(process.last_image)
     age = f", {since(image.created, node.now())} old" if image else ""
@@ -183,7 +185,7 @@ def _facts(process: Process, node: Node, *, ended: bool) -> Text:
     )
     text.append(
         f"\nuser {plain(process.user_name)}   GPU {', '.join(names) or '-'}   "
-        f"{human_bytes(process.device_bytes)}   state {plain(process.state)}"
+        f"{human_bytes(process.device_bytes)}   state {plain(process.state)}{place}"
         f"\nhook {plain(hook)}\nlast image {plain(process.last_image) or 'none'}{age}   "
         f"periodic checkpoints: {every}",
         "",

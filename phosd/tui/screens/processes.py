@@ -9,6 +9,7 @@ from textual.app import ComposeResult
 from textual.widgets import Static
 
 from phosd.client.records import Gpu, Image, Job, Process
+from phosd.client.text import container_text
 from phosd.client.times import interval_text
 from phosd.tui.actions import Action, bindings
 from phosd.tui.node import Contact, Node
@@ -139,6 +140,8 @@ class ProcessesScreen(NodeScreen):
                 parts.append(f"{process.hook}: {process.reason}")
             if self._standing([process]):
                 parts.append("it stands still, and no job works on it: b has it run again")
+            if process.container:
+                parts.append(f"in container {container_text(process.container)}")
             if process.every:
                 every = interval_text(process.every)
                 parts.append(f"saved every {every}, the last {process.keep} are kept")

@@ -1,5 +1,6 @@
 """What a container has in the place of the folder of its hooks, and how containers are named."""
 
+import json
 import os
 import subprocess
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ import pytest
 
 from phosd.engine.hook_client.places import IN_CONTAINERS
 from phosd.engine.system import cgroups, containers
+from phosd.engine.system.containers import Container
 from tests.support import harness
 
 ID = "45d7da729f50835b1150611d96591d14da1d10d6ad6fb7b177c22175adb032f9"
@@ -75,8 +77,36 @@ def test_only_memory_of_its_own_is_opened(script: str, opened: bool) -> None:
 def test_a_container_is_named_by_its_cgroup(
     cgroup: str, named: tuple[str, str] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(containers, "is_apart", lambda _pid: True)
+    monkeypatch.setattr(containers, "is_apart", lambda pid: pid == os.getpid())
     monkeypatch.setattr(cgroups, "memberships", lambda _pid: {"": "/", "pids": cgroup})
-    found = containers.container_of(1)
+    found = containers.container_of(os.getpid())
     assert (found and (found.runtime, found.pod)) == named
     assert found is None or found.id == ID
+
+
+@pytest.mark.parametrize(
+    ("annotations", "name", "pod"),
+    [
+        (
+            {
+                "io.kubernetes.cri.container-name": "main",
+                "io.kubernetes.cri.sandbox-name": "trainer-0",
+                "io.kubernetes.cri.sandbox-namespace": "research",
+            },
+            "main",
+            "research/trainer-0",
+        ),
+        ({"io.kubernetes.cri.container-name": ["main"]}, "", POD),
+        (["no object"], "", POD),
+        (None, "", POD),
+    ],
+)
+def test_a_pod_is_named_by_its_runtime(
+    annotations: object, name: str, pod: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(containers, "CONTAINERD", str(tmp_path / "{id}"))
+    if annotations is not None:
+        (tmp_path / ID).mkdir()
+        (tmp_path / ID / "config.json").write_text(json.dumps({"annotations": annotations}))
+    found = containers.named(Container("containerd", ID, pod=POD), os.getpid())
+    assert (found.name, found.pod) == (name, pod)

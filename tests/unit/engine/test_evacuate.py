@@ -56,6 +56,11 @@ def test_two_gpus_of_a_process_do_not_become_one() -> None:
     assert (step.fate, step.to) == (Fate.MIGRATE, 2)
 
 
+def test_a_container_gets_only_a_gpu_that_it_was_given() -> None:
+    (step,) = plan(0, [tenant(1, unseen=frozenset({1}))], capacities(0, 9 * GIB, 2 * GIB), CONTEXT)
+    assert (step.fate, step.to) == (Fate.MIGRATE, 2)
+
+
 @pytest.mark.parametrize(
     ("changes", "why"),
     [

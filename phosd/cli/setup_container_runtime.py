@@ -1,0 +1,205 @@
+"""Implement ``phos setup-container-runtime``: have a runtime put the hook into containers.
+
+Runtimes take a device of ours for what is mounted and set in a container that asks for it, by CDI
+(Container Device Interface). Podman and CRI-O look for such descriptions by themselves, Docker and
+containerd where they are told to.
+"""
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from phosd.cli.environment import SAVABLE
+from phosd.cli.settings import Settings, command
+from phosd.client.errors import CommandError
+from phosd.engine.hook_client.places import IN_CONTAINERS
+from phosd.engine.system.native import hook_library
+
+DEVICE = "phos.io/hook=all"
+DESCRIPTION = Path("/etc/cdi/phos.json")
+DOCKER = Path("/etc/docker/daemon.json")
+CONTAINERD = Path("/etc/containerd/config.toml")
+"""Its settings, which must import those of ours."""
+CONTAINERD_PART = Path("/etc/containerd/conf.d/phos.toml")
+_HOOK = "/usr/lib/phos/libphos_hook.so"
+_IMPORTS = f'imports = ["{CONTAINERD_PART.parent}/*.toml"]'
+_ENABLES = """# Written by `phos setup-container-runtime containerd`. Only containerd 1.7 needs it.
+version = 2
+[plugins."io.containerd.grpc.v1.cri"]
+  enable_cdi = true
+  cdi_spec_dirs = ["/etc/cdi", "/var/run/cdi"]
+"""
+
+
+@dataclass(frozen=True)
+class _Runtime:
+    """``set_up`` and ``undo`` change its own settings; each returns what was changed, and what is
+    left to do.
+    """
+
+    set_up: Callable[[], tuple[list[Path], str]]
+    undo: Callable[[], tuple[list[Path], str]]
+    start: str
+
+
+@command(name="setup-container-runtime")
+@click.argument("runtime", type=click.Choice(["podman", "docker", "containerd", "crio"]))
+@click.option("--undo", is_flag=True, help="Take away what was set up for RUNTIME.")
+def setup_container_runtime(settings: Settings, runtime: str, undo: bool) -> None:
+    """Have RUNTIME put phosd's hook into the containers that ask for it, so that their programs can
+    be suspended, resumed and moved from outside. Needs root.
+
+    A container asks by the device phos.io/hook=all, beside those of its GPUs. It then has the hook,
+    the variables that `phos run` sets, and a folder in memory in which the hook listens. Nothing
+    changes for other containers.
+
+    \b
+    Examples:
+      phos setup-container-runtime podman
+      podman run --device nvidia.com/gpu=all --device phos.io/hook=all IMAGE python train.py
+      phos setup-container-runtime docker --undo
+    """
+    if os.geteuid() != 0:
+        raise CommandError(
+            "NotAuthorized", f"only root may change the settings of {runtime}; run it with sudo"
+        )
+    known = _RUNTIMES[runtime]
+    if undo:
+        changed, left = known.undo()
+        if not _others(runtime):
+            changed += _remove(DESCRIPTION)
+    else:
+        changed, left = known.set_up()
+        _write(DESCRIPTION, json.dumps(description(hook_library()), indent=2) + "\n")
+        changed.insert(0, DESCRIPTION)
+    todo = [*filter(None, [left]), *([known.start] if known.start and changed else [])]
+    if settings.json:
+        settings.emit(
+            {"runtime": runtime, "device": DEVICE, "changed": list(map(str, changed)), "todo": todo}
+        )
+        return
+    done = "taken back" if undo else "written"
+    settings.facts({done: ", ".join(map(str, changed)) or "nothing", "to do": "; ".join(todo)})
+    if not undo:
+        settings.facts({"containers ask": f"--device {DEVICE}"})
+
+
+def description(hook: Path) -> dict[str, Any]:
+    """Return the description of the device, for a hook that is in this file of the host."""
+    variables = {"LD_PRELOAD": _HOOK, **SAVABLE}
+    return {
+        "cdiVersion": "0.5.0",
+        "kind": DEVICE.partition("=")[0],
+        "devices": [
+            {
+                "name": DEVICE.partition("=")[2],
+                "containerEdits": {
+                    "env": [f"{name}={value}" for name, value in variables.items()],
+                    "mounts": [
+                        {
+                            "hostPath": str(hook.resolve()),
+                            "containerPath": _HOOK,
+                            "options": ["bind", "ro", "nosuid", "nodev"],
+                        },
+                        {
+                            "hostPath": "tmpfs",
+                            "containerPath": IN_CONTAINERS,
+                            "type": "tmpfs",
+                            "options": ["nosuid", "nodev", "noexec", "mode=1733", "size=1m"],
+                        },
+                    ],
+                },
+            }
+        ],
+    }
+
+
+# What each runtime needs besides the description.
+
+
+def _nothing() -> tuple[list[Path], str]:
+    return [], ""
+
+
+def _set_up_docker() -> tuple[list[Path], str]:
+    found = _docker_settings()
+    if found.setdefault("features", {}).get("cdi") is True:
+        return [], ""
+    found["features"]["cdi"] = True
+    _write(DOCKER, json.dumps(found, indent=2) + "\n")
+    return [DOCKER], ""
+
+
+def _undo_docker() -> tuple[list[Path], str]:
+    found = _docker_settings()
+    if found.get("features", {}).pop("cdi", None) is None:
+        return [], ""
+    if not found["features"]:
+        del found["features"]
+    _write(DOCKER, json.dumps(found, indent=2) + "\n")
+    return [DOCKER], ""
+
+
+def _docker_settings() -> dict[str, Any]:
+    try:
+        found = json.loads(DOCKER.read_text() or "{}")
+        if not isinstance(found, dict) or not isinstance(found.get("features", {}), dict):
+            raise ValueError("no object")
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        raise CommandError(
+            "Unsupported", f"{DOCKER} is not as Docker reads it ({error}); mend it, and try again"
+        ) from error
+    return found
+
+
+def _set_up_containerd() -> tuple[list[Path], str]:
+    _write(CONTAINERD_PART, _ENABLES)
+    changed = [CONTAINERD_PART]
+    if not CONTAINERD.exists():
+        _write(CONTAINERD, f"version = 2\n{_IMPORTS}\n")
+        return [*changed, CONTAINERD], ""
+    if str(CONTAINERD_PART.parent) in CONTAINERD.read_text():
+        return changed, ""
+    return changed, f"put the line {_IMPORTS} into {CONTAINERD}, before its first section"
+
+
+def _undo_containerd() -> tuple[list[Path], str]:
+    return _remove(CONTAINERD_PART), ""
+
+
+_RUNTIMES = {
+    "podman": _Runtime(_nothing, _nothing, ""),
+    "crio": _Runtime(_nothing, _nothing, "systemctl restart crio"),
+    "docker": _Runtime(_set_up_docker, _undo_docker, "systemctl restart docker"),
+    "containerd": _Runtime(_set_up_containerd, _undo_containerd, "systemctl restart containerd"),
+}
+
+
+def _others(runtime: str) -> bool:
+    """Return whether another runtime was set up that needs the description."""
+    docker = runtime != "docker" and _docker_settings().get("features", {}).get("cdi") is True
+    return docker or (runtime != "containerd" and CONTAINERD_PART.exists())
+
+
+def _write(path: Path, text: str) -> None:
+    """Put a file there whole, or not at all."""
+    path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+    mode = path.stat().st_mode & 0o777 if path.exists() else 0o644
+    draft = path.with_name(f".{path.name}.new")
+    draft.write_text(text)
+    draft.chmod(mode)
+    draft.rename(path)
+
+
+def _remove(path: Path) -> list[Path]:
+    if not path.exists():
+        return []
+    path.unlink()
+    return [path]
