@@ -58,6 +58,8 @@ _COMMANDS = {
     "launched, or your program of that name.",
     "setup-container-runtime": "Have RUNTIME put phosd's hook into the containers that ask for it, "
     "so that their programs can be suspended, resumed and moved from outside.",
+    "warm-cache": "Analyse all kernels in FILES, or in the libraries, cubins and PTX in FOLDERS, "
+    "ahead of time: programs that load them find it done.",
     "recover": "Bring processes back that were left locked, checkpointed or parked.",
     "demo": "Train a small network, save it, kill it, restore it, and compare what it computes.",
 }

@@ -9,9 +9,13 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
+from mmap import mmap
+from typing import TypeAlias
 
 from phosd.engine.analysis.cubin import MAX_BYTES
 from phosd.errors import Internal, Unsupported
+
+Bytes: TypeAlias = bytes | mmap
 
 _FAT = struct.pack("<I", 0xBA55ED50)
 _ELF = b"\x7fELF"
@@ -73,6 +77,19 @@ def entries(image: bytes) -> Iterator[Entry]:
         )
 
 
+def loadable(file: Bytes) -> Iterator[bytes]:
+    """Yield what a program may load of a file: each fat binary in a library, else the file itself,
+    if it is a module.
+    """
+    if file[:4] == _FAT or file[18:20] == struct.pack("<H", _CUDA_MACHINE):
+        yield file[:]
+    elif file[:4] == _ELF:
+        for start, end in _places(file):
+            yield file[start:end]
+    elif b".version" in file[:4096] and b".target" in file[:65536]:
+        yield file[:]
+
+
 def _damaged(what: str) -> Unsupported:
     return Unsupported(
         f"the fat binary is damaged: {what}",
@@ -82,20 +99,26 @@ def _damaged(what: str) -> Unsupported:
 
 
 def _inside(library: bytes) -> Iterator[Entry]:
-    """Yield the entries of all fat binaries in a file. The magic number may occur by chance: what
-    is no fat binary there is passed over.
+    """Yield the entries of all fat binaries in a file."""
+    for start, _ in _places(library):
+        yield from _of_fat_binary(library, start)[0]
+
+
+def _places(library: Bytes) -> Iterator[tuple[int, int]]:
+    """Yield where each fat binary in a file begins and ends. The magic number may occur by chance:
+    what is no fat binary there is passed over.
     """
     at = library.find(_FAT)
     while at >= 0:
         try:
-            found, end = _of_fat_binary(library, at)
+            _, end = _of_fat_binary(library, at)
+            yield at, end
         except Unsupported:
-            found, end = [], at + len(_FAT)
-        yield from found
+            end = at + len(_FAT)
         at = library.find(_FAT, end)
 
 
-def _of_fat_binary(image: bytes, start: int) -> tuple[list[Entry], int]:
+def _of_fat_binary(image: Bytes, start: int) -> tuple[list[Entry], int]:
     """Return the entries of the fat binary at ``start``, and where it ends."""
     found = []
     try:

@@ -85,7 +85,7 @@ class Analyser:
         self._stopped = threading.Event()
 
     def stop(self) -> None:
-        """End what is going on, and begin nothing more."""
+        """End what is going on, whose results are kept, and begin nothing more."""
         self._stopped.set()
 
     def known(self, digest: str, architecture: int) -> Entry | None:
@@ -105,7 +105,7 @@ class Analyser:
         """Analyse those kernels of a module that have these names and are not known yet; None: all.
 
         ``tell`` is called with how many have been found. Raises :class:`Internal` if a tool is
-        missing, and :class:`Cancelled` after :meth:`stop`.
+        missing, and :class:`Cancelled` if it is to begin after :meth:`stop`.
         """
         known = self.known(module.digest, architecture)
         had = {} if known is None else known.kernels
@@ -116,6 +116,10 @@ class Analyser:
             or (names is not None and asked <= had.keys())
         ):
             return Found(known, asked - had.keys())
+        if self._stopped.is_set():
+            raise Cancelled(
+                "no module is analysed any more", hint="phosd, or the command, is ending"
+            )
         found = dict(had)
         single, seconds = False, 0.0
         for _ in range(_MOST_RUNS):
@@ -228,9 +232,7 @@ class Analyser:
         told = 0
         try:
             while not (ended := os.wait4(child.pid, os.WNOHANG))[0]:
-                if self._stopped.wait(_LOOK_SECONDS):
-                    raise Cancelled("the analysis of a module was ended", hint="phosd is ending")
-                if time.monotonic() > end:
+                if self._stopped.wait(_LOOK_SECONDS) or time.monotonic() > end:
                     break
                 if (size := os.fstat(answer).st_size) != told:
                     told = size

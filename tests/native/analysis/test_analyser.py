@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import threading
 from pathlib import Path
 
 import pytest
@@ -163,10 +162,12 @@ def test_a_busy_machine_is_no_reason(
 def test_it_can_be_ended(
     analyser: Analyser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    worker(monkeypatch, tmp_path, "signal.pause()")
-    threading.Timer(0.2, analyser.stop).start()
-    with Module.of(b"any") as module, pytest.raises(Cancelled):
-        analyser.analyse(module, 90)
+    worker(monkeypatch, tmp_path, "say(kernel='first', facts={}); signal.pause()")
+    with Module.of(b"any") as module:
+        found = analyser.analyse(module, 90, None, lambda count: analyser.stop())
+        assert found.early and set(found.entry.kernels) == {"first"}, "what was found is kept"
+        with pytest.raises(Cancelled):
+            analyser.analyse(module, 90)
 
 
 def test_without_tools_nothing_is_remembered(
