@@ -8,8 +8,10 @@ from phosd.bus import Variant
 from phosd.cli.client import ask
 from phosd.cli.settings import Settings
 
-MOST = 4_000
-"""Most rows that phosd returns."""
+MOST = 2_000
+"""Most kernels that are shown: with long names, as templates have, an answer of phosd's may hold no
+more than some thousand.
+"""
 _FACTS = {
     "parameter_bytes": "ParameterBytes",
     "roles": "Roles",
@@ -53,6 +55,8 @@ def show(settings: Settings, rows: Sequence[dict[str, Any]], *, empty: str) -> N
     if rows and "launches" in rows[0]:
         columns = {"LAUNCHES": lambda row: str(row["launches"])} | columns
     settings.rows(rows, columns, empty=empty)
+    if len(rows) == MOST and "launches" in rows[0]:
+        settings.note(f"only the {MOST:,} kernels that were launched most; there may be more")
     if rows and not settings.json:
         settings.say("")
         settings.facts(_totals(rows))

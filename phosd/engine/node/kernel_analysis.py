@@ -82,8 +82,10 @@ class KnownKernel:
 @dataclass
 class _Watched:
     """What is remembered of a process. ``unread`` has why a module's bytes cannot be had, and
-    ``absent`` launched kernels that its module does not have, both by the module's hash. ``given``
-    are the kernels in the table that the hook has; ``fruitless`` analyses ended without a result.
+    ``absent`` launched kernels that its module does not have, both by the module's hash.
+    ``settled`` has how many kernels of a module were launched when all of them were known, so that
+    nothing is read again before there are more; ``fruitless`` how many of its analyses ended
+    without a result. ``trouble`` is why the last look came to nothing.
     """
 
     uid: int
@@ -92,7 +94,7 @@ class _Watched:
     architectures: tuple[int, ...] = ()
     unread: dict[int, str] = field(default_factory=dict)
     absent: dict[int, set[str]] = field(default_factory=dict)
-    given: dict[int, int] = field(default_factory=dict)
+    settled: dict[int, int] = field(default_factory=dict)
     fruitless: Counter[int] = field(default_factory=Counter)
     quiet_until: float = 0.0
     asked_for: bool = False
@@ -140,7 +142,7 @@ class KernelAnalysis:
         kernels = inspection.kernels(self._node, process)
         with self._lock:
             watched = self._watched.get(process) or _Watched(uid)
-        waits = self._waits(uid)
+        waits = self._waits(watched)
         entries: dict[int, Entry | None] = {}
         found = []
         for kernel in kernels:
@@ -164,16 +166,17 @@ class KernelAnalysis:
         with self._lock:
             watched = self._watched.setdefault(process, _Watched(uid))
             watched.asked_for, watched.quiet_until = True, 0.0
+            watched.settled, watched.trouble = {}, ""  # an entry may have gone meanwhile
         return sum(one.state == "waiting" and not one.reason for one in known)
 
-    def _waits(self, uid: int) -> Callable[[Kernel], KnownKernel]:
-        """Return what to say of a user's kernels that could be analysed, and are not."""
-        state, why = "waiting", ""
+    def _waits(self, watched: _Watched) -> Callable[[Kernel], KnownKernel]:
+        """Return what to say of a process's kernels that could be analysed, and are not."""
+        state, why = "waiting", watched.trouble
         if self._limits is None:
             state, why = "analysis-off", "kernels are not analysed on this machine"
         elif self._missing:
             state, why = "no-tool", self._missing
-        elif self._over(uid):
+        elif self._over(watched.uid):
             why = "as much was analysed in the last hour as may be"
         return lambda kernel: KnownKernel(kernel, state, why)
 
@@ -228,10 +231,10 @@ class KernelAnalysis:
             self._missing, self._tools = str(error), tools.version()
             _log.info("kernels are not analysed: %s", error)
             return
+        level = logging.DEBUG if isinstance(error, Busy | NoSuchProcess) else logging.INFO
         if watched.trouble != str(error):
-            watched.trouble = str(error)
-            level = logging.DEBUG if isinstance(error, Busy | NoSuchProcess) else logging.INFO
             _log.log(level, "kernels of process %d are not analysed: %s", process.pid, error)
+        watched.trouble = str(error)
         if isinstance(error, Internal):  # its hook is too old
             watched.quiet_until = float("inf")
 
@@ -244,17 +247,17 @@ class KernelAnalysis:
         watched.architectures = tuple(sorted({*map(architecture_of, gpus)}))
         launched = _by_module(kernels)
         for module in self._in_order(launched, watched):
-            entry = self._entry(watched, module)
             names = launched.get(module)
-            if entry is not None:
-                self._give(process, watched, module, entry)
-            if self._is_known(entry, names, watched):
+            if watched.settled.get(module) == len(names or ()):
                 continue
-            try:
-                self._analyse(process, watched, watched.images[module], names)
-            except (Unsupported, Timeout) as error:
-                watched.unread[module] = error.what
-            return True
+            entry = self._entry(watched, module)
+            if not self._is_known(entry, names, watched):
+                try:
+                    self._analyse(process, watched, watched.images[module], names)
+                except (Unsupported, Timeout) as error:
+                    watched.unread[module] = error.what
+                return True
+            watched.settled[module] = len(names or ())
         return False
 
     def _in_order(
@@ -319,9 +322,6 @@ class KernelAnalysis:
             return fetch(process, image, self._stopped)
         finally:
             self._spend(watched.uid, time.monotonic() - began)
-
-    def _give(self, process: ProcessId, watched: _Watched, module: int, entry: Entry) -> None:
-        """Give the hook a table of a module's kernels, if more are known than before."""
 
     # -- limits -------------------------------------------------------------------------------
 

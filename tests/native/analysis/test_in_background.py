@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -266,6 +267,34 @@ def test_a_hook_that_is_too_old(stage: Stage, monkeypatch: pytest.MonkeyPatch) -
     for _ in range(3):
         assert not analysis.step(mine())
     assert asked.count(Type.IMAGES) == 1
+    stage.launched = [("one", 1)]
+    stage.of = 1
+    assert analysis.hurry(me(), 0) == 0, "nobody waits for it"
+    (one,) = analysis.known(me(), 0)
+    assert one.state == "waiting"
+
+
+def test_nothing_is_read_again_before_there_is_more(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernel_analysis, "LOOK_SECONDS", 0)
+    stage.launch(stage.load("a", b"module a"), ("one", 1))
+    analysis = KernelAnalysis(stage.node, LIMITS)
+    until_idle(analysis)
+    read: list[object] = []
+    known = Analyser.known
+
+    def counted(*words: Any) -> object:
+        read.append(words)
+        return known(*words)
+
+    monkeypatch.setattr(Analyser, "known", counted)
+    for _ in range(3):
+        until_idle(analysis)
+    assert not read
+    stage.launched.append(("two", 1))
+    until_idle(analysis)
+    assert read and states(analysis)["two"] == "analysed"
 
 
 def test_what_never_ends_is_given_up(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
