@@ -6,8 +6,9 @@
 ``collect`` runs one of ``bench/programs`` under the hook, as root, and counts for some seconds what
 it launches; it stores the counts, and the code of these kernels, in FOLDER. ``table`` analyses all
 that is in FOLDER, on any machine, a process for each kernel, and prints Markdown: for each program
-and each library, the share of launches of kernels whose roles and ranges are known, and why they
-are not.
+and each library, the share of launches of kernels whose roles and ranges are known, of those that
+may always be run again, of which a launch's parameters decide that, or that never may, and why what
+is unknown is.
 """
 
 import argparse
@@ -27,6 +28,7 @@ from typing import NamedTuple
 from bench.restoring import await_lines
 from bench.series import start
 from phosd.engine.analysis.cubin import read
+from phosd.engine.analysis.idempotency import Idempotent, of_kernel
 from phosd.engine.analysis.images import Form, entries
 from phosd.engine.analysis.opcodes import Use
 from phosd.engine.analysis.summary import Summary, summarise
@@ -42,6 +44,7 @@ from phosd.errors import PhosError, Unsupported
 _LINES = 3
 """Of output before launches are counted."""
 _PATIENCE = 30.0
+_AGAIN = (Idempotent.ALWAYS, Idempotent.DEPENDS, Idempotent.NEVER)
 
 
 class Launched(NamedTuple):
@@ -62,6 +65,7 @@ class Known(NamedTuple):
     roles: bool
     write_ranges: bool
     ranges: bool
+    again: Idempotent
     reasons: tuple[str, ...] = ()
 
 
@@ -175,11 +179,12 @@ def known(summary: Summary) -> Known:
     reads, writes = summary.unknown(Use.READ), summary.unknown(Use.WRITTEN)
     ranges = [summary.computed(use) for use in (Use.READ, Use.WRITTEN)]
     reasons = tuple(sorted(reads | writes))
-    return Known(not writes, not reasons, ranges[1], all(ranges), reasons)
+    again = of_kernel(summary).idempotent
+    return Known(not writes, not reasons, ranges[1], all(ranges), again, reasons)
 
 
 def unknown(why: str) -> Known:
-    return Known(False, False, False, False, (why,))
+    return Known(False, False, False, False, Idempotent.UNKNOWN, (why,))
 
 
 def analysed_all(
@@ -216,8 +221,11 @@ def table(arguments: argparse.Namespace) -> None:
             if row.code:
                 wanted[row.code].add(row.kernel)
     found = analysed_all(wanted, arguments)
-    print("| launched by | kernels | launches | roles: written, all | ranges: written, all |")
-    print("| --- | ---: | ---: | ---: | ---: |")
+    print(
+        "| launched by | kernels | launches | roles: written, all | ranges: written, all "
+        "| again: always, depends, never |"
+    )
+    print("| --- | ---: | ---: | ---: | ---: | ---: |")
     libraries: defaultdict[str, list[Launched]] = defaultdict(list)
     for name, rows in programs.items():
         print_row(name, rows, found)
@@ -238,13 +246,15 @@ def table(arguments: argparse.Namespace) -> None:
 def print_row(name: str, rows: Sequence[Launched], found: Mapping[tuple[str, str], Known]) -> None:
     """Print the shares of launches of which something is known."""
     total = sum(row.launches for row in rows)
-    shares = [0] * 4
+    shares = [0] * 7
     for row in rows:
-        for at, yes in enumerate(found.get((row.code, row.kernel), unknown(""))[:4]):
+        one = found.get((row.code, row.kernel), unknown(""))
+        again = (one.again is kind for kind in _AGAIN)
+        for at, yes in enumerate((*one[:4], *again)):
             shares[at] += row.launches * bool(yes)
     percent = [f"{100 * share / total:.0f}%" for share in shares]
     kernels = len({(row.code, row.kernel) for row in rows})
-    cells = f"{percent[0]}, {percent[1]} | {percent[2]}, {percent[3]}"
+    cells = f"{percent[0]}, {percent[1]} | {percent[2]}, {percent[3]} | {', '.join(percent[4:])}"
     print(f"| {name} | {kernels} | {total} | {cells} |", flush=True)
 
 
