@@ -179,7 +179,7 @@ class Atoms:
         return modulo(total(Term(kept), *more), 32)
 
     def _narrow(self, atom: Atom) -> Term:
-        if atom.kind in (Kind.SIGNED, Kind.UNSIGNED):
+        if atom.kind in (Kind.SIGNED, Kind.UNSIGNED) and atom.args[0] >= 32:
             inner: Term = atom.args[1]
             return self.low(inner)
         if atom.kind is Kind.PARAMETER and atom.args[1] == 8:

@@ -346,12 +346,15 @@ class _Sweep:
 
     def _results(self, step: Step, name: str) -> State:
         if follows := handler(name, step.modifiers):
-            try:
-                return follows(step)
-            except (NotModelled, TooLarge):
-                pass
-            except (ValueError, IndexError):  # operands in another form than it takes
-                pass
+            for one in (step, replace(step, coarse=True)):
+                try:
+                    return follows(one)
+                except TooLarge:
+                    continue
+                except NotModelled:
+                    break
+                except (ValueError, IndexError):  # operands in another form than it takes
+                    break
         names = results(name, step.modifiers, step.operands)
         within: Range = None
         why = f"instruction {name}"

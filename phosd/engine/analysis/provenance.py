@@ -4,10 +4,14 @@ An address is a pointer plus something. A pointer is a 64-bit number that is add
 multiplied, not extended from 32 bits, not a part of something. If all such numbers in an address
 come from parameters, the address is in the memory that one of them points to, as C++ demands of
 pointers; which of them is a pointer is seen from their values, when the kernel is launched.
+
+Where two halves of a number were not found to be one, the pointer may be any number that the upper
+half was made from, but for what is multiplied, if the lower half was made from what is known, too.
+There is no memory below 4 GiB: a lower half alone is no pointer.
 """
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
 from phosd.engine.analysis.conditions import Facts, alternative
@@ -16,6 +20,7 @@ from phosd.engine.analysis.follow import Access, Followed
 from phosd.engine.analysis.terms import Atom, Kind, Term, terms_in
 
 POINTER_BYTES = 8
+_UPPER = 1 << 32
 
 
 @dataclass(frozen=True)
@@ -54,11 +59,23 @@ class _Search:
         self.anywhere = False
 
     def term(self, term: Term) -> None:
-        for monomial, factor in term.parts.items():
-            if factor == 1 and len(monomial) == 1:
-                self._atom(monomial[0])
-            elif factor == 1 << 32 and any(map(_is_opaque, monomial)):
-                self.unknown.add("address of two halves")
+        alone = [(one[0], factor) for one, factor in term.parts.items() if len(one) == 1]
+        for atom, factor in alone:
+            if factor == 1:
+                self._atom(atom)
+        upper, lower = (
+            _leaves(self._followed, (atom for atom, factor in alone if factor == each))
+            for each in (_UPPER, 1)
+        )
+        pointers = {
+            offset if size == POINTER_BYTES else offset - size
+            for offset, size in upper.parameters
+            if size == POINTER_BYTES or offset % POINTER_BYTES
+        }
+        if upper.unknown or upper.indexed or pointers:
+            self.parameters |= pointers
+            self.unknown |= upper.unknown | lower.unknown
+            self.anywhere |= upper.indexed or lower.indexed
 
     def _atom(self, atom: Atom) -> None:
         if atom in self._seen:
@@ -92,8 +109,38 @@ class _Search:
         return range(count) if known is None else (known,)
 
 
-def _is_opaque(atom: Atom) -> bool:
-    return atom.kind not in (Kind.PARAMETER, Kind.DIMENSION, Kind.THREAD)
+@dataclass
+class _Leaves:
+    """What numbers were made from: parameters, by offset and size, and what is unknown."""
+
+    parameters: set[tuple[int, int]] = field(default_factory=set)
+    unknown: set[str] = field(default_factory=set)
+    indexed: bool = False
+
+
+def _leaves(followed: Followed, atoms: Iterable[Atom]) -> _Leaves:
+    """Return what atoms were made from that may be a half of a pointer."""
+    found = _Leaves()
+    seen: set[Atom] = set()
+    ahead = list(atoms)
+    while ahead:
+        atom = ahead.pop()
+        if atom in seen or (atom.range and -1 <= atom.range[0] and atom.range[1] <= 1):
+            continue
+        seen.add(atom)
+        match atom.kind, atom.args:
+            case Kind.PARAMETER, place:
+                found.parameters.add(place)
+            case Kind.INDEXED, _:
+                found.indexed = True
+            case Kind.UNKNOWN, (_, _, _, why):
+                found.unknown.add(why)
+        terms = list(terms_in(atom.args))
+        if atom.kind is Kind.LOOP:
+            carried = followed.carried[atom]
+            terms += [carried.initial, *carried.again]
+        ahead += [one[0] for term in terms for one in term.parts if len(one) == 1]
+    return found
 
 
 def computed(followed: Followed, access: Access) -> bool:

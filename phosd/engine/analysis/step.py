@@ -93,7 +93,8 @@ class Values:
 @dataclass
 class Step:
     """An instruction at ``at``, in a state that is not changed, for threads for which ``facts``
-    hold; ``given`` is the instruction's own guard.
+    hold; ``given`` is the instruction's own guard. With ``coarse``, registers that take much to
+    describe may hold anything.
     """
 
     values: Values
@@ -103,6 +104,7 @@ class Step:
     state: State
     facts: Facts
     given: Condition
+    coarse: bool = False
 
     # What operands hold.
 
@@ -159,7 +161,8 @@ class Step:
         word: Word | None = self.state.get(name)
         if word is None:
             return self.values.uninitialised(name)
-        return chosen_word(word, self.facts) if self.facts else word
+        word = chosen_word(word, self.facts) if self.facts else word
+        return self.values.lost(32) if self.coarse and self.values.words.is_long(word) else word
 
     def constant(self, operand: Constant, size: int) -> list[Word]:
         """Return the words of ``size`` bytes of constant memory."""

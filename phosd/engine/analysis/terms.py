@@ -88,9 +88,9 @@ class Atom:
                 for term in inner
                 for atoms, factor in term.parts.items()
             )
-        return self.kind in (Kind.SIGNED, Kind.UNSIGNED) or (
-            self.kind is Kind.PARAMETER and bool(self.args[1] == 8)
-        )
+        if self.kind in (Kind.SIGNED, Kind.UNSIGNED):
+            return bool(self.args[0] >= 32)
+        return self.kind is Kind.PARAMETER and bool(self.args[1] == 8)
 
     def __repr__(self) -> str:
         """Return it without what is inside of terms, which may be long."""
@@ -108,6 +108,22 @@ def terms_in(args: Iterable[Any]) -> Iterator["Term"]:
 
 
 Monomial: TypeAlias = tuple[Atom, ...]
+
+
+_GIVEN = frozenset((Kind.PARAMETER, Kind.DIMENSION))
+_COMPUTED = frozenset(
+    (Kind.SIGNED, Kind.UNSIGNED, Kind.QUOTIENT, Kind.REMAINDER, Kind.COMMON, Kind.EXTREME)
+)
+
+
+def given_by_launch(term: "Term") -> bool:
+    """Return whether a launch's parameters and dimensions alone decide a term's value."""
+    return all(
+        atom.kind in _GIVEN
+        or (atom.kind in _COMPUTED and all(map(given_by_launch, terms_in(atom.args))))
+        for monomial in term.parts
+        for atom in monomial
+    )
 
 
 class Term:

@@ -25,6 +25,8 @@ from phosd.engine.analysis.terms import (
 )
 
 WIDE = 1 << 32
+_LONG = 8
+"""Parts of a term: the product of two such is within :data:`~.terms.MAX_MONOMIALS`."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,12 @@ class Words:
     def depth(self, word: Word) -> int:
         """Return how deep atoms are nested in a word."""
         return word.term.depth if isinstance(word, High) else word.depth
+
+    def is_long(self, word: Word) -> bool:
+        """Return whether a word takes much to describe."""
+        term = word.term if isinstance(word, High) else word
+        long = isinstance(term, Term) and len(term.parts) > _LONG
+        return long or self.depth(word) > MAX_DEPTH // 2
 
     def choice(self, key: tuple[Any, ...], words: tuple[Word, ...], born: frozenset[int]) -> Word:
         """Return one of the words."""
