@@ -66,6 +66,7 @@ class Known(NamedTuple):
     write_ranges: bool
     ranges: bool
     again: Idempotent
+    decided: bool
     reasons: tuple[str, ...] = ()
 
 
@@ -180,11 +181,11 @@ def known(summary: Summary) -> Known:
     ranges = [summary.computed(use) for use in (Use.READ, Use.WRITTEN)]
     reasons = tuple(sorted(reads | writes))
     again = of_kernel(summary).idempotent
-    return Known(not writes, not reasons, ranges[1], all(ranges), again, reasons)
+    return Known(not writes, not reasons, ranges[1], all(ranges), again, summary.decided(), reasons)
 
 
 def unknown(why: str) -> Known:
-    return Known(False, False, False, False, Idempotent.UNKNOWN, (why,))
+    return Known(False, False, False, False, Idempotent.UNKNOWN, False, (why,))
 
 
 def analysed_all(
@@ -222,7 +223,8 @@ def table(arguments: argparse.Namespace) -> None:
                 wanted[row.code].add(row.kernel)
     found = analysed_all(wanted, arguments)
     print(
-        "| launched by | kernels | launches | roles: written, all | ranges: written, all "
+        "| launched by | kernels | launches | roles: written, all, if a launch decides "
+        "| ranges: written, all "
         "| again: always, depends, never |"
     )
     print("| --- | ---: | ---: | ---: | ---: | ---: |")
@@ -246,15 +248,15 @@ def table(arguments: argparse.Namespace) -> None:
 def print_row(name: str, rows: Sequence[Launched], found: Mapping[tuple[str, str], Known]) -> None:
     """Print the shares of launches of which something is known."""
     total = sum(row.launches for row in rows)
-    shares = [0] * 7
+    shares = [0] * 8
     for row in rows:
         one = found.get((row.code, row.kernel), unknown(""))
         again = (one.again is kind for kind in _AGAIN)
-        for at, yes in enumerate((*one[:4], *again)):
+        for at, yes in enumerate((*one[:2], one.roles or one.decided, *one[2:4], *again)):
             shares[at] += row.launches * bool(yes)
     percent = [f"{100 * share / total:.0f}%" for share in shares]
     kernels = len({(row.code, row.kernel) for row in rows})
-    cells = f"{percent[0]}, {percent[1]} | {percent[2]}, {percent[3]} | {', '.join(percent[4:])}"
+    cells = " | ".join(", ".join(percent[a:b]) for a, b in ((0, 3), (3, 5), (5, 8)))
     print(f"| {name} | {kernels} | {total} | {cells} |", flush=True)
 
 

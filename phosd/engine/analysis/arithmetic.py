@@ -29,7 +29,7 @@ def add_with_carry(
     """Return the upper half of the sum whose lower half gave these carries. None: these are not
     the carries of a sum that the words belong to.
     """
-    known = [carry for carry in carries if isinstance(carry, Carry)]
+    known = _of_one_sum(words, [carry for carry in carries if isinstance(carry, Carry)])
     others = [carry for carry in carries if not isinstance(carry, Carry)]
     if not known or any(other is not False for other in others):
         return None
@@ -48,6 +48,22 @@ def add_with_carry(
     if plus is None or minus is None:
         return None
     return words.high(difference(plus, minus))
+
+
+def _of_one_sum(words: Words, carries: list[Carry]) -> list[Carry]:
+    """Return the carries of the sum of three whose lower halves were added one after the other, if
+    these are the carries of the two additions.
+    """
+    if len(carries) != 2 or any(one.minus or len(one.plus) != 2 for one in carries):
+        return carries
+    for one, other in (carries, carries[::-1]):
+        first = words.atoms.low(total(*one.plus))
+        if first in other.plus:
+            rest = list(other.plus)
+            rest.remove(first)
+            plus = (*one.plus, *rest)
+            return [Carry(plus, (), ordinal) for ordinal in range(2)]
+    return carries
 
 
 def _carries(carry: Carry) -> int:

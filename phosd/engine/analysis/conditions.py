@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from phosd.engine.analysis.terms import Term
+from phosd.engine.analysis.terms import Term, given_by_launch
 
 _NEGATED = {"LT": "GE", "GE": "LT", "LE": "GT", "GT": "LE", "EQ": "NE", "NE": "EQ"}
 COMPARISONS = frozenset(_NEGATED)
@@ -127,6 +127,13 @@ def implied(condition: Condition) -> Iterator[Condition]:
                 yield from implied(inner)
             elif condition.bits & _MASKS[place] == 0:
                 yield from implied(negated(inner))
+
+
+def of_launch(condition: Condition) -> bool:
+    """Return whether parameters and dimensions alone decide a condition."""
+    return isinstance(condition, Compare) and all(
+        given_by_launch(term) for term in (condition.one, condition.other)
+    )
 
 
 def alternative(key: tuple[Any, ...], facts: Facts) -> int | None:

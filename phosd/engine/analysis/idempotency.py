@@ -112,7 +112,7 @@ def of_kernel(summary: Summary) -> Class:
     counted = {*map(id, loads), *map(id, stores)}
     unknown = frozenset[str]()
     for access, came in summary.accesses:
-        if id(access) in counted:
+        if id(access) in counted and not came.decided:
             unknown |= came.unknown
     return Class(Idempotent.UNKNOWN if unknown else Idempotent.DEPENDS, unknown)
 

@@ -22,9 +22,14 @@ def _divide(operands: Sequence[Operand]) -> tuple[Operand, list[Operand], list[O
 
 
 def add(step: Step) -> State:
-    """IADD3: a sum of three, with the carries out of it, or into it."""
+    """IADD3: a sum of three, with the carries out of it, or into it; of 64 bits."""
     destination, carries, rest = _divide(step.operands)
     added, into = rest[:3], rest[3:]
+    if "64" in step.modifiers:
+        if carries or into or "X" in step.modifiers:
+            raise NotModelled
+        whole = modulo(total(ZERO, *map(step.wide, added)), 64)
+        return step.result(destination, whole, step.values.words.high(whole))
     if "X" in step.modifiers:
         highs = [(is_inverted(operand), step.word(operand)) for operand in added]
         return step.result(destination, _upper_sum(step, highs, into)) | step.opaque(carries)
@@ -176,6 +181,35 @@ def logic(step: Step) -> State:
     state = step.result(destination, term)
     low = atoms.low(term)
     return state | step.conditions(tested, [compared("NE", False, low, ZERO)] * len(tested))
+
+
+def permute(step: Step) -> State:
+    """PRMT: four bytes of two words, each in any place, or its sign in all bits of one."""
+    destination, one, selector, other = step.operands
+    chosen = step.term(selector).constant
+    if chosen is None:
+        raise NotModelled
+    nibbles = [chosen >> 4 * place & 0xF for place in range(4)]
+    atoms, words = step.values.atoms, (step.term(one), step.term(other))
+    # Bytes in a row are part of one number, which its sign may extend.
+    length = next((at for at in range(1, 4) if nibbles[at] != nibbles[0] + at), 4)
+    if nibbles[0] in (0, 4) and length < 4 and set(nibbles[length:]) == {nibbles[length - 1] | 8}:
+        return step.result(destination, atoms.signed(8 * length, words[nibbles[0] // 4]))
+    if any(nibble & 8 for nibble in nibbles):
+        raise NotModelled
+    result, at = ZERO, 0
+    while at < 4:
+        source, first = divmod(nibbles[at], 4)
+        count = 1
+        while at + count < 4 and first + count < 4 and nibbles[at + count] == nibbles[at] + count:
+            count += 1
+        part = words[source]
+        if first + count < 4:
+            part = atoms.remainder(part, 1 << 8 * (first + count))
+        part = atoms.quotient(atoms.unsigned(32, part), 1 << 8 * first)
+        result = total(result, scaled(part, 1 << 8 * at))
+        at += count
+    return step.result(destination, result)
 
 
 def extreme(step: Step) -> State:

@@ -61,10 +61,10 @@ def common(atoms: Atoms, one: Term, other: Term) -> Term:
             return total(ZERO, *parts)
     if _apart(one, other) or _apart(other, one):
         return ZERO
-    for mask, word in ((one, other), (other, one)):
-        if range_of(mask) == (-1, 0):  # all bits of a sign: of a number below 0 all, of others none
-            below = Compare("LT", True, 32, mask, ZERO)
-            return atoms.choice(("if", below), (word, ZERO), mask.born)
+    for sign, word in ((one, other), (other, one)):
+        if range_of(sign) == (-1, 0):  # all bits, or none
+            below = Compare("LT", True, 32, sign, ZERO)
+            return atoms.choice(("if", below), (word, ZERO), sign.born)
     for both, word in ((one, other), (other, one)):
         if (shared := _shared_in_exclusive_or(atoms, both, word)) is not None:
             return difference(word, shared)

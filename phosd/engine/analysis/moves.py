@@ -1,7 +1,7 @@
 """What moves, loads of constants and selections leave in their results."""
 
 from phosd.engine.analysis.conditions import Condition, implied, is_plain, negated
-from phosd.engine.analysis.operands import Constant, Immediate, Real, Register, half_bits
+from phosd.engine.analysis.operands import Constant, Immediate, Other, Real, Register, half_bits
 from phosd.engine.analysis.step import NotModelled, State, Step, Values, chosen_word, is_inverted
 from phosd.engine.analysis.terms import ZERO, Atom, Kind, Term, number
 from phosd.engine.analysis.words import ELSEWHERE, Joined, Word
@@ -11,12 +11,17 @@ _SPECIAL = {
     **{f"SR_CTAID.{axis}": f"ctaid.{axis.lower()}" for axis in "XYZ"},
     "SR_LANEID": "laneid",
 }
+_OF_SYMBOL = ("32@lo(", "32@hi(")
+"""Halves of an address that the loader writes into the instruction."""
 _SIZES = {"U8": 1, "S8": 1, "U16": 2, "S16": 2, "64": 8, "128": 16}
 
 
 def move(step: Step) -> State:
     """MOV: a word."""
     operand = step.operands[1]
+    if isinstance(operand, Other) and operand.text.startswith(_OF_SYMBOL):
+        why = "global variable"
+        return step.result(step.operands[0], *step.values.constant(step.at, 32, why))
     return step.result(
         step.operands[0], step.term(operand) if is_inverted(operand) else step.word(operand)
     )

@@ -6,7 +6,7 @@ come from parameters, the address is in the memory that one of them points to, a
 pointers; which of them is a pointer is seen from their values, when the kernel is launched.
 
 Where two halves of a number were not found to be one, the pointer may be any number that the upper
-half was made from, but for what is multiplied, if the lower half was made from what is known, too.
+half was made from, but for what is multiplied, if the lower half was made from it, too.
 There is no memory below 4 GiB: a lower half alone is no pointer.
 """
 
@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from phosd.engine.analysis.conditions import Facts, alternative
+from phosd.engine.analysis.conditions import Facts, alternative, of_launch
 from phosd.engine.analysis.evaluation import Evaluation, Launch
 from phosd.engine.analysis.follow import Access, Followed
 from phosd.engine.analysis.terms import Atom, Kind, Term, terms_in
@@ -26,32 +26,53 @@ _UPPER = 1 << 32
 @dataclass(frozen=True)
 class Origin:
     """Offsets of the parameters that an address may come from; ``unknown`` are reasons why it may
-    come from elsewhere. ``anywhere`` is set if it may come from any of the parameters' words.
+    come from elsewhere. ``anywhere`` is set if it may come from any of the parameters' words, and
+    ``decided`` if some launches' parameters rule out all that is unknown.
     """
 
     parameters: frozenset[int]
     unknown: frozenset[str]
     anywhere: bool = False
+    decided: bool = False
 
 
 def origin(followed: Followed, access: Access, launch: Launch | None = None) -> Origin:
     """Return where the address of an access comes from: for any launch, or for this one, whose
     parameters may say which way threads take.
     """
-    search = _Search(followed, access.facts, launch)
+    search = _searched(followed, access, launch)
+    decided = False
+    if search.unknown and launch is None:
+        best = _searched(followed, access, launch, decided=True)
+        decided = bool(best.parameters or best.anywhere) and not best.unknown
+    if not search.parameters and not search.unknown and not search.anywhere:
+        search.unknown.add("no pointer")
+    parameters, unknown = frozenset(search.parameters), frozenset(search.unknown)
+    return Origin(parameters, unknown, search.anywhere, decided)
+
+
+def _searched(
+    followed: Followed, access: Access, launch: Launch | None, *, decided: bool = False
+) -> "_Search":
+    search = _Search(followed, access.facts, launch, decided)
     try:
         search.term(access.address)
     except RecursionError:  # a chain of very many loops
         search.unknown.add("too large")
-    if not search.parameters and not search.unknown and not search.anywhere:
-        search.unknown.add("no pointer")
-    return Origin(frozenset(search.parameters), frozenset(search.unknown), search.anywhere)
+    return search
 
 
 class _Search:
-    def __init__(self, followed: Followed, facts: Facts, launch: Launch | None) -> None:
+    """With ``decided``, alternatives that parameters may rule out are left out if what they lead to
+    is unknown.
+    """
+
+    def __init__(
+        self, followed: Followed, facts: Facts, launch: Launch | None, decided: bool
+    ) -> None:
         self._followed = followed
         self._facts = facts
+        self._decided = decided
         self._launch = None if launch is None else Evaluation(followed, facts, launch)
         self._seen: set[Atom] = set()
         self.parameters: set[int] = set()
@@ -67,11 +88,7 @@ class _Search:
             _leaves(self._followed, (atom for atom, factor in alone if factor == each))
             for each in (_UPPER, 1)
         )
-        pointers = {
-            offset if size == POINTER_BYTES else offset - size
-            for offset, size in upper.parameters
-            if size == POINTER_BYTES or offset % POINTER_BYTES
-        }
+        pointers = upper.slots(4) & lower.slots(0)
         if upper.unknown or upper.indexed or pointers:
             self.parameters |= pointers
             self.unknown |= upper.unknown | lower.unknown
@@ -90,7 +107,10 @@ class _Search:
                 self.term(term)
             case Kind.CHOICE, (key, terms):
                 for place in self._places(key, len(terms)):
-                    self.term(terms[place])
+                    if self._decided and self._may_rule_out(key, place):
+                        self._unless_unknown(terms[place])
+                    else:
+                        self.term(terms[place])
             case Kind.EXTREME, (_, terms):
                 for one in terms:
                     self.term(one)
@@ -100,6 +120,22 @@ class _Search:
                     self.term(one)
             case Kind.UNKNOWN, (_, _, 64, why):
                 self.unknown.add(why)
+
+    def _may_rule_out(self, key: tuple[Any, ...], place: int) -> bool:
+        """Return whether an alternative is ruled out in some launches, by what they are given."""
+        if key[0] == "meet":
+            return any(map(of_launch, self._followed.met[key[1]][place]))
+        return key[0] == "if" and of_launch(key[1])
+
+    def _unless_unknown(self, term: Term) -> None:
+        """Search where a term comes from; if that is unknown, it is as if it were not there."""
+        one = _Search(self._followed, self._facts, None, self._decided)
+        one._seen = set(self._seen)
+        one.term(term)
+        if not one.unknown:
+            self._seen = one._seen
+            self.parameters |= one.parameters
+            self.anywhere |= one.anywhere
 
     def _places(self, key: tuple[Any, ...], count: int) -> Collection[int]:
         """Return which alternatives a choice may take."""
@@ -117,6 +153,16 @@ class _Leaves:
     unknown: set[str] = field(default_factory=set)
     indexed: bool = False
 
+    def slots(self, half: int) -> set[int]:
+        """Return the offsets of numbers of 8 bytes of which the half that begins there is among
+        them.
+        """
+        return {
+            offset if size == POINTER_BYTES else offset - half
+            for offset, size in self.parameters
+            if size == POINTER_BYTES or offset % POINTER_BYTES == half
+        }
+
 
 def _leaves(followed: Followed, atoms: Iterable[Atom]) -> _Leaves:
     """Return what atoms were made from that may be a half of a pointer."""
@@ -125,7 +171,7 @@ def _leaves(followed: Followed, atoms: Iterable[Atom]) -> _Leaves:
     ahead = list(atoms)
     while ahead:
         atom = ahead.pop()
-        if atom in seen or (atom.range and -1 <= atom.range[0] and atom.range[1] <= 1):
+        if atom in seen or (atom.range and atom.range[0] >= -1 and atom.range[1] <= 1):
             continue
         seen.add(atom)
         match atom.kind, atom.args:

@@ -47,6 +47,11 @@ class Summary:
                 found |= came.unknown
         return found
 
+    def decided(self) -> bool:
+        """Return whether something is unknown, and some launches' parameters rule out all of it."""
+        unknown = [came.decided for _, came in self.accesses if came.unknown]
+        return bool(unknown) and all(unknown)
+
     def computed(self, use: Use) -> bool:
         """Return whether all addresses that are read, or written, come from parameters, thread and
         block indices and iterations alone: a launch tells their ranges.

@@ -10,7 +10,7 @@ from phosd.engine.analysis.idempotency import of_kernel
 from phosd.engine.analysis.opcodes import Use
 from phosd.engine.analysis.summary import Summary
 
-ANALYSIS = 1
+ANALYSIS = 2
 """The version of the analysis. Raise it when results may change: what an earlier one found is then
 found anew.
 """

@@ -10,7 +10,7 @@ from phosd.engine.analysis.control_flow import Unknown
 from phosd.engine.analysis.evaluation import Launch
 from phosd.engine.analysis.follow import Followed
 from phosd.engine.analysis.opcodes import Use
-from phosd.engine.analysis.provenance import origin
+from phosd.engine.analysis.provenance import Origin, origin
 from phosd.engine.analysis.ranges import Span, spans
 from tests.unit.engine.analysis.listing import PREPARED, followed
 
@@ -254,6 +254,16 @@ SWAP = "".join(f"\nLOP3.LUT {one},R4,R5,RZ,0x3c,!PT" for one in ("R4", "R5", "R4
         ("IADD3 R4,P0,R2,-R8,RZ\nIADD3.X R5,R3,~R9,RZ,P0,!PT", POINTER - 0x8000),
         ("IADD3 R4,P0,-R8,R2,RZ\nIMAD.X R5,R3,0x1,~R9,P0", POINTER - 0x8000),
         ("IADD3 R4,P0,R2,R8,RZ\nIMAD.X R5,R9,0x1,R3,P0", POINTER + 0x8000),
+        ("UIADD3.64 R4,R2,R8,RZ", POINTER + 0x8000),
+        (
+            "IADD3 R6,P1,R8,R8,RZ\nIADD3 R4,P0,R6,R2,RZ\nIADD3.X R5,R3,R9,R9,P0,P1",
+            POINTER + 0x10000,
+        ),
+        (  # as far as the number is not below 0
+            "SHF.R.S32.HI R6,RZ,0x1f,R9\nLOP3.LUT R7,R6,R9,RZ,0xc0,!PT\n"
+            "LOP3.LUT R6,R6,R8,RZ,0xc0,!PT\nIADD3 R4,P0,R2,R6,RZ\nIADD3.X R5,R3,R7,RZ,P0,!PT",
+            POINTER,
+        ),
         ("IADD3 R4,P1,P0,R2,R8,R8\nIADD3.X R5,R3,R9,R9,P1,P0", POINTER + 0x10000),
         ("LEA R4,P0,R8,R2,0x3\nLEA.HI.X R5,R8,R3,R9,0x3,P0", POINTER + 0x40000),
         ("IADD3 R4,P0,R2,-0x10,RZ\nIADD3.X R5,R3,-0x1,RZ,P0,!PT", POINTER - 0x10),
@@ -276,6 +286,113 @@ def test_a_number_in_two_registers(text: str, begin: int) -> None:
 def test_halves_that_do_not_belong_together() -> None:
     text = "IADD3 R4,P0,R2,R0,RZ\nIADD3.X R5,R9,RZ,RZ,P0,!PT\nSTG.E desc[UR4][R4.64],RZ\nEXIT"
     assert where(followed(PREPARED + text)) == [None]
+
+
+@pytest.mark.parametrize(
+    ("selector", "value"),
+    [
+        (0x3210, 0x1234),
+        (0x8880, 0x34),
+        (0x9910, 0x1234),
+        (0x7770, 0x34),
+        (0x7771, 0x12),
+        (0x7610, 0x1234),
+        (0x7632, 0),
+        (0x7604, 0x3400),
+        (0x6410, 0x1234),
+        (0x6540, 0x34),
+        (0x7715, 0x1200),
+        (0x7701, 0x3412),
+    ],
+)
+def test_bytes_of_two_words(selector: int, value: int) -> None:
+    text = f"LDC R6,c[0x0][0x218]\nPRMT R6,R6,{selector:#x},RZ\nIMAD.WIDE R4,R6,0x1,R2\n"
+    found = followed(f"{PREPARED}{text}STG.E.U8 [R4.64],RZ\nEXIT")
+    assert where(found, 0x1234) == [[Span(POINTER + value, POINTER + value + 1)]]
+
+
+@pytest.mark.parametrize(
+    "load", ["LDC.S8 R6,c[0x0][0x218]", "LDC R6,c[0x0][0x218]\nPRMT R6,R6,0x8880,RZ"]
+)
+@pytest.mark.parametrize("value", [-3, 3])
+def test_a_parameter_of_one_byte(load: str, value: int) -> None:
+    text = f"{load}\nIMAD.WIDE R4,R6,0x1,R2\nSTG.E.U8 [R4.64],RZ\nEXIT"
+    at = POINTER + value
+    assert where(followed(PREPARED + text), value) == [[Span(at, at + 1)]]
+
+
+def test_a_sign_of_bytes() -> None:
+    text = (
+        "LDC R6,c[0x0][0x218]\nPRMT R6,RZ,{},R6\nIMAD.WIDE R4,R6,0x1,R2\nSTG.E.U8 [R4.64],RZ\nEXIT"
+    )
+    for selector, value in ((0xCCC4, -2), (0xDD54, 0x7FFE), (0xBB54, None), (0xEE54, None)):
+        (found,) = where(followed(PREPARED + text.format(hex(selector))), 0x7FFE)
+        at = None if value is None else POINTER + value
+        assert found == (None if at is None else [Span(at, at + 1)])
+
+
+HALVES = "LDC.64 R8,c[0x0][0x218]\nLDG.E R10,[R2.64]\nMOV R12,c[0x0][0x228]\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "parameters", "unknown"),
+    [
+        # An upper half that was computed from indices is no pointer's.
+        ("SHF.L.U32 R5,R0,0x3,RZ\nIADD3 R4,P0,R4,R2,RZ\nIADD3.X R5,R5,R3,RZ,P0,!PT", {0}, False),
+        ("IMAD R5,R9,0x1,R0\nIADD3 R4,R8,0x4,RZ", {8}, False),
+        ("IMAD R5,R9,0x1,R0\nIADD3 R4,R2,0x4,RZ", set(), True),
+        ("IMAD R5,R9,0x1,R0\nIADD3 R4,R8,R10,RZ", {8}, True),
+        ("MOV R4,R2\nIADD3 R5,R3,R10,RZ", {0}, True),
+        ("MOV R4,R2\nIMAD R5,R10,R0,R3", {0}, False),  # no pointer is multiplied
+        ("MOV R4,R2\nIADD3 R5,R3,R12,RZ", {0}, False),
+    ],
+)
+def test_what_halves_were_made_from(text: str, parameters: set[int], unknown: bool) -> None:
+    found = followed(f"{PREPARED}{HALVES}{text}\nSTG.E [R4.64],RZ\nEXIT")
+    came = origin(found, found.accesses[-1])
+    assert came.parameters == parameters
+    assert bool(came.unknown) is unknown
+
+
+def test_what_takes_too_much_to_describe_is_no_pointer() -> None:
+    """A product of long sums: what is added to the pointer may be anything."""
+    long = "".join(f"IMAD R8,R8,c[0x0][{at:#x}],R0\n" for at in range(0x218, 0x250, 4))
+    text = f"MOV R8,R0\n{long}IMAD R8,R8,R8,RZ\nIMAD.WIDE R4,R8,0x4,R2\nSTG.E [R4.64],RZ\nEXIT"
+    found = followed(PREPARED + text)
+    assert origin(found, found.accesses[-1]).parameters == {0}
+    assert where(found) == [None]
+
+
+CHOSEN = """LDC R6,c[0x0][0x218]
+ISETP.NE.AND P0,PT,{left},RZ,PT
+@P0 BRA 0x60
+LDG.E.64 R2,[R2.64]
+STG.E [R2.64],RZ
+EXIT"""
+
+
+@pytest.mark.parametrize(("left", "decided"), [("R6", True), ("R0", False)])
+def test_a_launch_decides_which_pointer_is_taken(left: str, decided: bool) -> None:
+    found = followed(PREPARED + CHOSEN.format(left=left))
+    store = found.accesses[-1]
+    came = origin(found, store)
+    assert came == Origin(frozenset((0,)), frozenset(("loaded",)), False, decided)
+    for number in (0, 1):
+        fields = struct.pack("<8q", POINTER, number, *[0] * 6)
+        of_one = origin(found, store, Launch(fields, (32, 1, 1), (1, 1, 1)))
+        assert bool(of_one.unknown) is not (decided and number)
+
+
+def test_addresses_that_the_loader_writes() -> None:
+    text = "UMOV UR4,32@lo(0x0)\nUMOV UR5,32@hi(0x0)\nMOV R4,UR4\nMOV R5,UR5"
+    found = followed(f"{PREPARED}{text}\nSTG.E [R4.64],RZ\nEXIT")
+    assert origin(found, found.accesses[-1]).unknown == {"global variable"}
+
+
+@pytest.mark.parametrize("instruction", ["STAS [R8.64],R0", "USETSHMSZ 0x3900"])
+def test_shared_memory_does_not_count(instruction: str) -> None:
+    found = followed(f"{PREPARED}{instruction}\nSTG.E [R2.64],RZ\nEXIT")
+    assert where(found) == [[Span(POINTER, POINTER + 4)]]
 
 
 def test_a_chain_of_many_loops_is_known_or_not() -> None:
