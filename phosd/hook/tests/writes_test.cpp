@@ -195,6 +195,13 @@ void addresses_reach_their_block() {
     CHECK(reach({kBlockEnd - 1, kBlock, kBlock + 77}) == block);  // once
     CHECK(reach({kBlockEnd}).empty());                            // the end of a range
     CHECK(reach({kBlock - 1, 0, 5, ~0ull}).empty());
+    // Bytes of the block are not the block.
+    predicted.clear();
+    Prediction prediction(cow::Where{});
+    prediction.bytes(kBlock, 4);
+    prediction.reach(kBlock);
+    prediction.finish();
+    CHECK((predicted == Ranges{{kBlock, kBlock + 4}, {kBlock, kBlockEnd}}));
 }
 
 CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;

@@ -26,10 +26,13 @@ class Prediction {
     }
     // Predicts that the work may write anywhere in the memory that `address` can reach.
     void reach(uint64_t address) {
-        for (size_t i = count_; i-- > 0 && i + kRecent >= count_;)
-            if (address - ranges_[i].begin < ranges_[i].end - ranges_[i].begin) return;
+        // What only some bytes of were predicted does not count.
+        for (const cow::Range& known : extents_)
+            if (address - known.begin < known.end - known.begin) return;
         cow::Range extent{};
-        if (cow::extent_of(address, &extent)) add(extent);
+        if (!cow::extent_of(address, &extent)) return;
+        extents_[extent_count_++ % kRecent] = extent;
+        add(extent);
     }
     void everything() { everything_ = true; }
 
@@ -56,6 +59,8 @@ class Prediction {
     bool everything_ = false;
     size_t count_ = 0;
     cow::Range ranges_[kRanges];
+    size_t extent_count_ = 0;
+    cow::Range extents_[kRecent] = {};  // the last ones that were reached
 };
 
 // Rows of `width` bytes, `pitch` bytes apart; layers of `height` rows, `layer` rows apart.
