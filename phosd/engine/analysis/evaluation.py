@@ -63,7 +63,7 @@ class Evaluation:
         self._atoms: dict[Atom, Linear] = {}
         self._counts: dict[int, Linear] = {}
         self._given = facts
-        self._facts = sorted(facts, key=_depth)
+        self._facts = sorted(facts, key=depth_of)
 
     def bounds(self, address: Term) -> Bounds | None:
         """Return the bounds of an address; None if this case cannot be."""
@@ -372,7 +372,7 @@ class Evaluation:
         return True if always else False if never else None
 
 
-def _depth(fact: Condition) -> tuple[int, str]:
+def depth_of(fact: Condition) -> tuple[int, str]:
     """Order facts: those of simpler terms first, which those of others may need."""
     if not isinstance(fact, Compare):
         return 0, ""

@@ -66,9 +66,7 @@ def _spans(followed: Followed, access: Access, launch: Launch) -> list[Span] | N
 
 def cases(followed: Followed, access: Access, launch: Launch) -> Iterator[Evaluation]:
     """Yield the alternatives, one that has all of them if there are too many."""
-    choices: dict[tuple[Any, ...], int] = {}
-    loops: set[int] = set()
-    _collect(followed, access.address, choices, loops, set())
+    choices, loops = alternatives(followed, access.address)
     every: list[Assumed] = [Assumed({}, {})]
     decided = Evaluation(followed, access.facts, launch)
     for key, count in choices.items():
@@ -89,6 +87,16 @@ def cases(followed: Followed, access: Access, launch: Launch) -> Iterator[Evalua
         ]
     for assumed in every:
         yield Evaluation(followed, access.facts, launch, assumed)
+
+
+def alternatives(followed: Followed, address: Term) -> tuple[dict[tuple[Any, ...], int], set[int]]:
+    """Return the keys of the choices that an address depends on, with how many alternatives each
+    has, and the headers of the loops.
+    """
+    choices: dict[tuple[Any, ...], int] = {}
+    loops: set[int] = set()
+    _collect(followed, address, choices, loops, set())
+    return choices, loops
 
 
 def _collect(

@@ -1,40 +1,35 @@
 """Encode what is known of a module's kernels for the hook, which evaluates it at launches.
 
 ``phosd/hook/protocol/summaries.h`` is the other side, with the same names for all layouts. A table
-is little-endian: a header, a row for each kernel in the order of its name's hash and its name, and
-the *body* of each, whose parts follow each other in the order of :data:`PARTS`.
+is little-endian: a header, a row for each kernel in the order of its name's hash and its name, the
+*body* of each (``table_body``), and the names.
 """
 
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from phosd.engine.analysis.opcodes import Use
-from phosd.engine.analysis.summary import ANY, Summary
+from phosd.engine.analysis.summary import Summary
+from phosd.engine.analysis.table_body import encode_body, encode_roles
+from phosd.engine.analysis.terms import TooLarge
 from phosd.errors import Unsupported
 
 MAGIC = 0x4D55535F534F4850
 """``PHOS_SUM``."""
 VERSION = 1
 MAX_KERNELS = 1 << 16
-MAX_BYTES = 256 << 20
+MAX_BYTES = 64 << 20
 MAX_NAME = 4096
-ANYWHERE = 0xFFFFFFFF
-"""Instead of an offset: any word of the parameters."""
 
 HEADER = struct.Struct("<QIIQQII")
 """magic, version, architecture, module, size, kernel_count, reserved"""
 KERNEL = struct.Struct("<QIIIIII")
 """name_hash, name_at, name_size, flags, parameter_bytes, body_at, body_size"""
-BODY = struct.Struct("<12I")
-"""How many there are of each part, and how many of the inputs are compared."""
-ROLE = struct.Struct("<II")
-"""offset, use"""
 
-USES = {Use.READ: 1, Use.WRITTEN: 2, Use.BOTH: 3}
-READS_KNOWN, WRITES_KNOWN, RANGES_READ, RANGES_WRITTEN = 1, 2, 4, 8
+READS_KNOWN, WRITES_KNOWN, RANGES_READ, RANGES_WRITTEN, ACCESSES = 1, 2, 4, 8, 16
 """What of a kernel is known: where the addresses come from that it reads through, or writes
-through; and that launches tell all ranges.
+through; that launches tell all ranges; and that its accesses are listed.
 """
 
 
@@ -97,13 +92,22 @@ def _row(name: str, summary: Summary) -> _Row | None:
             (Use.WRITTEN, WRITES_KNOWN, RANGES_WRITTEN),
         ):
             flags |= known * (not summary.unknown(use)) | ranges * summary.computed(use)
-    body = _body(summary.roles)
+    body, listed = _body(summary)
+    flags |= listed
     return _Row(encoded, name_hash(encoded), flags, summary.kernel.size, body)
 
 
-def _body(roles: Mapping[int | str, Use]) -> bytes:
-    rows = [ROLE.pack(ANYWHERE if at == ANY else int(at), USES[use]) for at, use in roles.items()]
-    return BODY.pack(len(rows), *[0] * 11) + b"".join(rows)
+def _body(summary: Summary) -> tuple[bytes, int]:
+    """Return the body of a kernel, and whether it has the accesses."""
+    try:
+        if summary.followed is not None:
+            return encode_body(summary.followed, summary.accesses, summary.roles), ACCESSES
+    except TooLarge:
+        pass  # the roles are known nevertheless
+    try:
+        return encode_roles(summary.roles), 0
+    except TooLarge:
+        return encode_roles({}), 0
 
 
 def _laid_out(module: int, architecture: int, rows: list[_Row]) -> bytes:

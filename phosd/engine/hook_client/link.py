@@ -267,6 +267,25 @@ class HookLink:
         """
         return self._listed(Type.IMAGES, decode_images, MAX_IMAGES, after)
 
+    def give_summaries(self, table: int) -> int:
+        """Give the hook a file with a table of what a module's kernels access
+        (``analysis.table``), in place of the one that it may have of the module. Returns how many
+        kernels the table has.
+
+        Raises :class:`Unsupported` if the hook does not take it: the table is of another version,
+        or for another architecture. A hook that is too old for this ends the connection;
+        :class:`Internal`.
+        """
+        try:
+            return self._count(Type.SUMMARIES, descriptors=[table])
+        except Unsupported as error:
+            raise Unsupported(
+                error.what,
+                hint="the module's kernels count as writing through each of their pointers; a "
+                "program that is started anew has the hook of this phosd",
+                reason="refused-table",
+            ) from error
+
     def _listed(
         self,
         request: Type,

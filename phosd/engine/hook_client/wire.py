@@ -93,6 +93,7 @@ class Type(enum.IntEnum):
     SEAL_GATE = 18
     PROGRAM = 19
     IMAGES = 20
+    SUMMARIES = 21
 
 
 class Status(enum.IntEnum):

@@ -24,7 +24,7 @@ struct Entry {
 constexpr size_t kBuckets = 4096;  // a power of two
 std::atomic<Entry*> buckets[kBuckets];
 std::atomic<uint64_t> handles{1};  // the generation of all handles
-std::atomic<uint64_t> armed_count{0};
+std::atomic<uint64_t> generations{0};
 std::atomic<uint64_t> first_launches{0};
 
 using Layout = std::vector<std::pair<uint32_t, uint32_t>>;
@@ -109,6 +109,11 @@ Identity identify(CUfunction function) {
     return {name ? name : "", module, laid_out, laid_out ? layout : Layout{}};
 }
 
+void look_up_summary(Kernel* kernel) {
+    kernel->summary.store(summaries::find(kernel->module, kernel->name, kernel->parameters),
+                          std::memory_order_release);
+}
+
 Kernel* intern(const Identity& identity) {
     std::unique_ptr<Kernel>& kernel = known[identity];
     if (kernel) return kernel.get();
@@ -118,6 +123,7 @@ Kernel* intern(const Identity& identity) {
     kernel->laid_out = std::get<2>(identity);
     for (const auto& [offset, size] : std::get<3>(identity))
         kernel->parameters.push_back({offset, size});
+    look_up_summary(kernel.get());
     apply_rows(kernel.get());
     return kernel.get();
 }
@@ -173,11 +179,18 @@ void arm(const board::KernelRow* first, size_t count) {
         kernel->launches.store(0, std::memory_order_relaxed);
         kernel->order.store(0, std::memory_order_relaxed);
     }
-    armed_count.fetch_add(1, std::memory_order_release);
+    generations.fetch_add(1, std::memory_order_release);
 }
 
 uint64_t generation() {
-    return armed_count.load(std::memory_order_acquire);
+    return generations.load(std::memory_order_acquire);
+}
+
+void summarise(uint64_t module) {
+    const std::lock_guard lock(mutex);
+    for (const auto& [identity, kernel] : known)
+        if (kernel->module == module) look_up_summary(kernel.get());
+    generations.fetch_add(1, std::memory_order_release);
 }
 
 std::vector<const Kernel*> launched() {

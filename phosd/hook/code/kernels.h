@@ -9,14 +9,12 @@
 #include <vector>
 
 #include "base/driver.h"
+#include "code/summaries.h"
 #include "protocol/chunk_map.h"
 
 namespace phos::kernels {
 
-struct Parameter {
-    uint32_t offset;  // in the parameter buffer, bytes
-    uint32_t size;
-};
+using Parameter = summaries::Parameter;
 
 // One object for all functions with the same name, module and parameters. Never freed.
 struct Kernel {
@@ -24,6 +22,8 @@ struct Kernel {
     uint64_t module;                    // hash of the module's image; 0 if unknown
     bool laid_out;                      // false: the driver does not tell the parameters
     std::vector<Parameter> parameters;  // by offset
+    // What phosd's analysis says of it; null if nothing.
+    std::atomic<const summaries::Summary*> summary{nullptr};
 
     // From the board, since the last arm().
     std::atomic<uint32_t> flags{0};  // board::KernelFlags
@@ -40,8 +40,11 @@ void count_launch(Kernel* kernel, uint64_t times = 1);
 // Sets the board's entry of each kernel, and all counts to 0. Needs a closed gate. `rows` are
 // copied, as they may be in memory that the program writes.
 void arm(const board::KernelRow* rows, size_t count);
-// Changes with every arm().
+// Changes with every arm(), and with every table of what kernels access.
 uint64_t generation();
+
+// Has the kernels of a module use what its table says, as those do that are found later.
+void summarise(uint64_t module);
 
 // Returns the kernels launched since arm(), by first launch.
 std::vector<const Kernel*> launched();

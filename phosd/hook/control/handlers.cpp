@@ -13,6 +13,7 @@
 #include "base/process.h"
 #include "code/images.h"
 #include "code/kernels.h"
+#include "code/summaries.h"
 #include "control/hello.h"
 #include "control/safe_points.h"
 #include "control/torch_cache.h"
@@ -204,6 +205,15 @@ Reply list_images(const Message& request) {
                               static_cast<uint32_t>(image.held), 0};
         return Row<wire::Image>{row, image.path};
     });
+}
+
+Reply take_summaries(const Message& request) {
+    if (request.descriptors.size() != 1)
+        return {Status::bad_message, "the table does not come with one descriptor"};
+    uint64_t module = 0;
+    const Outcome outcome = summaries::add(request.descriptors[0], &module);
+    if (outcome.status == Status::ok) kernels::summarise(module);
+    return Reply(outcome);
 }
 
 Reply empty_cache(const Message& request) {

@@ -48,6 +48,7 @@ Reply disarm();
 Reply forget();
 Reply list_kernels(const channel::Message& request);
 Reply list_images(const channel::Message& request);
+Reply take_summaries(const channel::Message& request);
 Reply empty_cache(const channel::Message& request);
 Reply stats();
 Reply program(int client, const channel::Message& request);

@@ -89,10 +89,13 @@ Reply answer(int client, Message& request) {
             return handlers::program(client, request);
         case Type::images:
             return handlers::list_images(request);
+        case Type::summaries:
+            return handlers::take_summaries(request);
         default:
             break;
     }
-    if (type < Type::hello || type > Type::images) return {Status::bad_message, "unknown request"};
+    if (type < Type::hello || type > Type::summaries)
+        return {Status::bad_message, "unknown request"};
     const std::lock_guard turn(quiesce::turn);
     if (gate_owner != kNoClient && gate_owner != client)
         return {Status::wrong_state, "another client holds the gate of this process"};

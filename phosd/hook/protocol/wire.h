@@ -43,6 +43,7 @@ enum class Type : uint16_t {
     program,        // ProgramAsk -> ProgramState: safe points of the program, and the checkpoints
                     // that it asks for
     images,         // Cursor (how many are known) -> ImageList: what modules were loaded from
+    summaries,      // (empty) + a descriptor of a table (summaries.h) -> Count of its kernels
 };
 
 // The status of a reply. A failed reply's payload is a text for the user, UTF-8.

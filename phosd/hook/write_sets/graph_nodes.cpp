@@ -1,18 +1,35 @@
 #include "write_sets/graph_nodes.h"
 
 #include <algorithm>
-
-#include "write_sets/launches.h"
+#include <cstring>
 
 namespace phos::graphs {
 namespace {
 
-void add_kernel(Node* node, CUfunction function, void** parameters, void** extra) {
+// Returns a copy of the parameters as a kernel gets them, for tables that come later.
+std::vector<unsigned char> copy_of(const kernels::Kernel& kernel, void** parameters, void** extra) {
+    ranges::Arguments arguments;
+    if (!write_sets::find_arguments(parameters, extra, &arguments)) return {};
+    if (arguments.buffer) return {arguments.buffer, arguments.buffer + arguments.size};
+    if (!arguments.parameters || !kernel.laid_out || kernel.parameters.empty()) return {};
+    const auto& [offset, size] = kernel.parameters.back();
+    std::vector<unsigned char> copy(offset + size);
+    for (size_t i = 0; i < kernel.parameters.size(); ++i) {
+        if (!parameters[i]) return {};
+        std::memcpy(copy.data() + kernel.parameters[i].offset, parameters[i],
+                    kernel.parameters[i].size);
+    }
+    return copy;
+}
+
+void add_kernel(Node* node, CUfunction function, const write_sets::Shape& shape, void** parameters,
+                void** extra) {
     if (!function) {
         node->everything = true;
         return;
     }
-    Launch launch{kernels::find(function), {}};
+    Launch launch{kernels::find(function), {}, shape, {}};
+    launch.parameters = copy_of(*launch.kernel, parameters, extra);
     const auto keep = [&](uint64_t address, uint64_t mask) {
         launch.words.push_back({address, mask});
     };
@@ -102,17 +119,17 @@ bool list(CUgraph graph, std::vector<CUgraphNode>* handles) {
 }  // namespace
 
 void Node::add(const CUDA_KERNEL_NODE_PARAMS_v1& kernel) {
-    add_kernel(this, kernel.func, kernel.kernelParams, kernel.extra);
+    add_kernel(this, kernel.func, write_sets::shape_of(kernel), kernel.kernelParams, kernel.extra);
 }
 
 void Node::add(const CUDA_KERNEL_NODE_PARAMS_v2& kernel) {
     add_kernel(this, kernel.func ? kernel.func : reinterpret_cast<CUfunction>(kernel.kern),
-               kernel.kernelParams, kernel.extra);
+               write_sets::shape_of(kernel), kernel.kernelParams, kernel.extra);
 }
 
 void Node::add(const CUDA_KERNEL_NODE_PARAMS_v3& kernel) {
     add_kernel(this, kernel.func ? kernel.func : reinterpret_cast<CUfunction>(kernel.kern),
-               kernel.kernelParams, kernel.extra);
+               write_sets::shape_of(kernel), kernel.kernelParams, kernel.extra);
 }
 
 void Node::add(const CUDA_BATCH_MEM_OP_NODE_PARAMS& operations) {

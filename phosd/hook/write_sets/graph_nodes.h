@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "code/kernels.h"
+#include "write_sets/launches.h"
 #include "write_sets/writes.h"
 
 namespace phos::graphs {
@@ -18,6 +19,8 @@ struct Word {
 struct Launch {
     kernels::Kernel* kernel;
     std::vector<Word> words;
+    write_sets::Shape shape;
+    std::vector<unsigned char> parameters;  // the whole buffer; empty if it is not known
 };
 
 struct Node {

@@ -24,6 +24,9 @@ struct Summary {
     std::vector<uint64_t> addresses;  // sorted, each once
     std::vector<cow::Range> ranges;
     std::vector<std::pair<kernels::Kernel*, uint64_t>> launches;  // with the launches of each
+
+    void bytes(uint64_t address, uint64_t count) { ranges.push_back({address, address + count}); }
+    void reach(uint64_t address) { addresses.push_back(address); }
 };
 
 struct Graph {
@@ -51,6 +54,11 @@ std::shared_ptr<const Summary> summarise(const std::vector<Node>& nodes) {
                                          ? launch.kernel->written.load(std::memory_order_relaxed)
                                          : ~0ull;
             if (flags & board::kSuspect) summary->everything = true;
+            if (!launch.parameters.empty() &&
+                write_sets::find_written(
+                    *launch.kernel, launch.shape,
+                    {nullptr, launch.parameters.data(), launch.parameters.size()}, *summary))
+                continue;
             for (const graphs::Word& word : launch.words)
                 if (!word.mask || (word.mask & written)) summary->addresses.push_back(word.address);
         }

@@ -1,14 +1,33 @@
 #include "write_sets/launches.h"
 
 namespace phos::write_sets {
+bool find_arguments(void* const* parameters, void* const* extra, ranges::Arguments* found) {
+    *found = {parameters, nullptr, 0};
+    if (parameters || !extra) return true;
+    const void* buffer = nullptr;
+    const size_t* size = nullptr;
+    for (; *extra != CU_LAUNCH_PARAM_END; extra += 2) {
+        if (extra[0] == CU_LAUNCH_PARAM_BUFFER_POINTER)
+            buffer = extra[1];
+        else if (extra[0] == CU_LAUNCH_PARAM_BUFFER_SIZE)
+            size = static_cast<const size_t*>(extra[1]);
+        else
+            return false;
+    }
+    if (buffer && size) *found = {nullptr, static_cast<const unsigned char*>(buffer), *size};
+    return true;
+}
 
-void predict_kernel(Prediction& prediction, CUfunction function, void* const* parameters,
-                    void* const* extra) {
+void predict_kernel(Prediction& prediction, CUfunction function, const Shape& shape,
+                    void* const* parameters, void* const* extra) {
     if (!function) return;
     kernels::Kernel* const kernel = kernels::find(function);
     kernels::count_launch(kernel);
     const uint32_t flags = kernel->flags.load(std::memory_order_relaxed);
     if (flags & board::kSuspect) return prediction.everything();
+    ranges::Arguments arguments;
+    if (!find_arguments(parameters, extra, &arguments)) return prediction.everything();
+    if (find_written(*kernel, shape, arguments, prediction)) return;
     const uint64_t written =
         flags & board::kWritesOnly ? kernel->written.load(std::memory_order_relaxed) : ~0ull;
     const auto visit = [&](uint64_t address, uint64_t words) {

@@ -1,15 +1,19 @@
 // Predict what kernels may write: every aligned 8-byte word of their parameters that is an address
-// in a block may be written through, anywhere in that block, unless the board's table knows better.
+// in a block may be written through, anywhere in that block, unless the board's table, or phosd's
+// analysis of the kernel, knows better.
 //
 // An address belongs to the mapping that contains it, and to no other. It does not count for the
 // mapping that ends there (the end of a range), nor for one that a kernel reaches by adding an
 // offset. Such writes, and those through addresses stored in memory, are detected by the digests.
 #pragma once
 
+#include <algorithm>
 #include <cstring>
+#include <iterator>
 
 #include "code/kernels.h"
 #include "code/tensor_maps.h"
+#include "ranges/launch_ranges.h"
 #include "write_sets/writes.h"
 
 namespace phos::write_sets {
@@ -40,53 +44,88 @@ void each_word_of(const unsigned char* bytes, uint64_t offset, uint64_t size, Vi
             visit(address, words_mask((offset + at) / 8, kSize / 8));
 }
 
+// Finds where the parameters of a launch are: of each, or of all in one buffer. Returns false if it
+// cannot be told.
+bool find_arguments(void* const* parameters, void* const* extra, ranges::Arguments* found);
+
 // Calls visit(address, mask) for every word that may be an address. The mask has a bit for each
 // word that it came from, counted as in KernelRow::written, or is 0 beyond the row. Returns false
 // if the driver does not tell the parameters.
 template <class Visit>
 bool each_word(const kernels::Kernel& kernel, void* const* parameters, void* const* extra,
                Visit visit) {
-    if (parameters) {
+    ranges::Arguments arguments;
+    if (!find_arguments(parameters, extra, &arguments)) return false;
+    if (arguments.parameters) {
         if (!kernel.laid_out) return false;
         for (size_t i = 0; i < kernel.parameters.size(); ++i) {
             const auto& [offset, size] = kernel.parameters[i];
             if (size >= 8 && parameters[i])
                 each_word_of(static_cast<const unsigned char*>(parameters[i]), offset, size, visit);
         }
-        return true;
     }
-    if (!extra) return true;
-    const void* buffer = nullptr;
-    const size_t* size = nullptr;
-    for (; *extra != CU_LAUNCH_PARAM_END; extra += 2) {
-        if (extra[0] == CU_LAUNCH_PARAM_BUFFER_POINTER)
-            buffer = extra[1];
-        else if (extra[0] == CU_LAUNCH_PARAM_BUFFER_SIZE)
-            size = static_cast<const size_t*>(extra[1]);
-        else
-            return false;
-    }
-    if (buffer && size) each_word_of(static_cast<const unsigned char*>(buffer), 0, *size, visit);
+    if (arguments.buffer) each_word_of(arguments.buffer, 0, arguments.size, visit);
     return true;
 }
 
-void predict_kernel(Prediction& prediction, CUfunction function, void* const* parameters,
-                    void* const* extra);
+// The sizes of a block and of the grid.
+struct Shape {
+    uint32_t sizes[6];  // as ranges::Launch
+};
+
+template <class Configuration>
+Shape shape_of(const Configuration& launch) {
+    return {{launch.blockDimX, launch.blockDimY, launch.blockDimZ, launch.gridDimX, launch.gridDimY,
+             launch.gridDimZ}};
+}
+
+// Finds what the launch of a kernel writes, by the analysis of the kernel: calls bytes(address,
+// count) and reach(address) of `written`, as of a Prediction. Returns false, without a call, if it
+// does not tell all, or must not be asked.
+template <class Written>
+bool find_written(const kernels::Kernel& kernel, const Shape& shape,
+                  const ranges::Arguments& arguments, Written& written) {
+    const auto* const summary = kernel.summary.load(std::memory_order_acquire);
+    // What the user trusts precedes it.
+    if (!summary || kernel.flags.load(std::memory_order_relaxed) & board::kWritesOnly) return false;
+    uint64_t inputs[table::kMaxInputs];
+    if (!ranges::read_inputs(kernel, *summary, arguments, inputs)) return false;
+    ranges::Launch launch{{}, inputs};
+    std::copy(std::begin(shape.sizes), std::end(shape.sizes), launch.sizes);
+    ranges::Accesses found;
+    ranges::find(*summary, launch, &found);
+    if ((found.unknown | found.anywhere) & table::kWritten) return false;
+    for (uint32_t i = 0; i < found.range_count; ++i)
+        if (found.ranges[i].use & table::kWritten && !ranges::is_whole(found.ranges[i], inputs))
+            return false;
+    for (uint32_t i = 0; i < found.range_count; ++i)
+        if (found.ranges[i].use & table::kWritten)
+            written.bytes(ranges::begin_of(found.ranges[i], inputs), found.ranges[i].length);
+    for (uint32_t i = 0; i < found.origin_count; ++i)
+        if (found.origins[i].use & table::kWritten) written.reach(inputs[found.origins[i].input]);
+    return true;
+}
+
+void predict_kernel(Prediction& prediction, CUfunction function, const Shape& shape,
+                    void* const* parameters, void* const* extra);
 
 struct Launched {
-    static void predict(Prediction& prediction, CUfunction function, unsigned, unsigned, unsigned,
-                        unsigned, unsigned, unsigned, unsigned, CUstream, void** parameters,
+    static void predict(Prediction& prediction, CUfunction function, unsigned grid_x,
+                        unsigned grid_y, unsigned grid_z, unsigned block_x, unsigned block_y,
+                        unsigned block_z, unsigned, CUstream, void** parameters,
                         void** extra = nullptr) {
-        predict_kernel(prediction, function, parameters, extra);
+        const Shape shape{{block_x, block_y, block_z, grid_x, grid_y, grid_z}};
+        predict_kernel(prediction, function, shape, parameters, extra);
     }
-    static void predict(Prediction& prediction, const CUlaunchConfig*, CUfunction function,
+    static void predict(Prediction& prediction, const CUlaunchConfig* launch, CUfunction function,
                         void** parameters, void** extra) {
-        predict_kernel(prediction, function, parameters, extra);
+        if (launch) predict_kernel(prediction, function, shape_of(*launch), parameters, extra);
     }
     static void predict(Prediction& prediction, CUDA_LAUNCH_PARAMS* launches, unsigned count,
                         unsigned) {
         for (unsigned i = 0; launches && i < count; ++i)
-            predict_kernel(prediction, launches[i].function, launches[i].kernelParams, nullptr);
+            predict_kernel(prediction, launches[i].function, shape_of(launches[i]),
+                           launches[i].kernelParams, nullptr);
     }
 };
 

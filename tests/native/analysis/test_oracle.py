@@ -1,5 +1,5 @@
 """Random kernels access nothing that the analysis has not predicted, and leave the same memory when
-they are run again, if it says so.
+they are run again, if it says so. The hook finds the same ranges, in a table.
 """
 
 from __future__ import annotations
@@ -8,11 +8,13 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+from phosd.engine.analysis import table
 from phosd.engine.analysis.idempotency import Verdict, of_launch
-from tests.native.analysis import generator, oracle
+from tests.native.analysis import generator, in_hook, oracle
 from tests.support import rotation
 
 KERNELS = 40
+MODULE = 0x1234
 
 
 def check(name: str, made: Callable[[int], generator.Kernel], folder: Path) -> Counter[str]:
@@ -25,6 +27,7 @@ def check(name: str, made: Callable[[int], generator.Kernel], folder: Path) -> C
         place.mkdir()
         kernels = [made(seed) for seed in seeds[first : first + KERNELS]]
         ptx, found = oracle.compiled(kernels)
+        assert in_hook.take(table.encode(MODULE, 90, found.values())) == ""
         for seen in oracle.observed(kernels, ptx, place):
             counts["kernels"] += 1
             summary = found[seen.kernel.name]
@@ -41,6 +44,8 @@ def check(name: str, made: Callable[[int], generator.Kernel], folder: Path) -> C
                 counts["ranges"] += outcome.ranges
                 counts["others"] += outcome.origins + outcome.unknown
                 errors += outcome.wrong
+                errors += in_hook.errors(MODULE, summary, seen)
+                counts["exact in the hook"] += in_hook.exact(MODULE, summary, seen.launch)
             wrong += [f"{name}: {seen.kernel.name[1:]}: {error}" for error in errors]
     assert not wrong
     print(dict(counts))
@@ -52,6 +57,7 @@ def test_random_kernels(tmp_path: Path) -> None:
     # That everything is unknown would not be wrong, either.
     assert counts["ranges"] > 0.85 * counts["others"], counts
     assert counts["kernels unknown"] < 0.05 * counts["kernels"], counts
+    assert counts["exact in the hook"] > 0.15 * counts["kernels"], counts
 
 
 def test_kernels_that_may_be_run_again(tmp_path: Path) -> None:

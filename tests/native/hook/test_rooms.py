@@ -14,7 +14,7 @@ FLOORS = (
     {"control"},
     {"intercept"},
     {"write_sets"},
-    {"cow", "park"},
+    {"cow", "park", "ranges"},
     {"memory", "code", "gate"},
     {"base"},
     {"protocol"},

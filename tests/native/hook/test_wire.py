@@ -6,11 +6,13 @@ import struct
 import subprocess
 from pathlib import Path
 
+from phosd.engine.analysis import table, table_body
 from phosd.engine.hook_client import wire
 from phosd.engine.hook_client.link import HookState
 from phosd.engine.hook_client.wire import Ask, BlockFlag, ProgramOutcome, Release, Status, Type
 
-WIRE = Path(__file__).parents[3] / "phosd/hook/protocol/wire.h"
+PROTOCOL = Path(__file__).parents[3] / "phosd/hook/protocol"
+WIRE, SUMMARIES = PROTOCOL / "wire.h", PROTOCOL / "summaries.h"
 
 
 def test_layouts_are_those_of_the_header(tmp_path: Path) -> None:
@@ -54,9 +56,68 @@ def test_layouts_are_those_of_the_header(tmp_path: Path) -> None:
         "Cursor": (wire.U64, ("after",)),
         "Count": (wire.U64, ("count",)),
     }
-    declared = dict(re.findall(r"^struct (\w+) \{(.*?)^\};", WIRE.read_text(), re.M | re.S))
+    compare(WIRE, "wire", structs, tmp_path)
+
+
+def test_layouts_of_tables_are_those_of_the_header(tmp_path: Path) -> None:
+    of_access = struct.Struct("<IIBBH8s8s8s8s8s")
+    assert of_access.size == table_body.ACCESS.size
+    structs = {
+        "Header": (
+            table.HEADER,
+            ("magic", "version", "architecture", "module", "size", "kernel_count", "reserved"),
+        ),
+        "Kernel": (
+            table.KERNEL,
+            (
+                *("name_hash", "name_at", "name_size", "flags", "parameter_bytes"),
+                *("body_at", "body_size"),
+            ),
+        ),
+        "Body": (
+            struct.Struct("<10I8s"),
+            (
+                *("roles", "inputs", "nodes", "factors", "conditions", "keys", "loops"),
+                *("accesses", "refs", "compared", "reserved"),
+            ),
+        ),
+        "Role": (table_body.ROLE, ("input", "use")),
+        "Input": (table_body.INPUT, ("offset", "size")),
+        "Node": (
+            table_body.NODE,
+            ("kind", "bits", "count", "one", "at", "other", "low", "high"),
+        ),
+        "Factor": (table_body.FACTOR, ("factor", "node", "reserved")),
+        "Condition": (
+            table_body.CONDITION,
+            (
+                *("how", "is_signed", "width", "one", "other", "word_of_one", "word_of_other"),
+                "reserved",
+            ),
+        ),
+        "Key": (table_body.KEY, ("kind", "at", "count", "reserved")),
+        "Loop": (table_body.LOOP, ("at", "count")),
+        "List": (table_body.LOOP, ("at", "count")),
+        "Access": (
+            of_access,
+            (
+                *("address", "size", "use", "flags", "reserved", "facts", "decided", "choices"),
+                *("loops", "origins"),
+            ),
+        ),
+    }
+    compare(SUMMARIES, "table", structs, tmp_path)
+
+
+def compare(
+    header: Path,
+    namespace: str,
+    structs: dict[str, tuple[struct.Struct, tuple[str, ...]]],
+    tmp_path: Path,
+) -> None:
+    declared = dict(re.findall(r"^struct (\w+) \{(.*?)^\};", header.read_text(), re.M | re.S))
     assert declared.keys() == structs.keys()
-    program = "#include <cstdio>\n" + f'#include "{WIRE}"\nusing namespace phos::wire;\n'
+    program = f'#include <cstdio>\n#include "{header}"\nusing namespace phos::{namespace};\n'
     program += "int main() {\n"
     expected = []
     for name, (layout, fields) in structs.items():
@@ -107,6 +168,47 @@ def test_numbers_are_those_of_the_header() -> None:
     assert flags == {(f.name or "").title().replace("_", ""): f.value for f in BlockFlag}
 
 
+def test_numbers_of_tables_are_those_of_the_header() -> None:
+    text = SUMMARIES.read_text()
+    constants = dict(re.findall(r"constexpr \w+ k(\w+) = ([^;]+);", text))
+    assert {name: value(number) for name, number in constants.items()} == {
+        "Magic": table.MAGIC,
+        "Version": table.VERSION,
+        "MaxKernels": table.MAX_KERNELS,
+        "MaxBytes": table.MAX_BYTES,
+        "MaxName": table.MAX_NAME,
+        "MaxInputs": table_body.MAX_INPUTS,
+        "MaxNodes": table_body.MAX_NODES,
+        "MaxAccesses": table_body.MAX_ACCESSES,
+        "MaxRefs": table_body.MAX_REFS,
+        "None": table_body.NONE,
+    }
+    assert members(text, "enum KernelFlags") == {
+        "kReadsKnown": table.READS_KNOWN,
+        "kWritesKnown": table.WRITES_KNOWN,
+        "kRangesRead": table.RANGES_READ,
+        "kRangesWritten": table.RANGES_WRITTEN,
+        "kAccesses": table.ACCESSES,
+    }
+    assert members(text, "enum AccessFlags") == {
+        "kUnknownOrigin": table_body.UNKNOWN_ORIGIN,
+        "kFromAnyWord": table_body.FROM_ANY_WORD,
+    }
+    assert counted(text, "enum NodeKind") == [f"k{name}" for name in table_body.NODE_KINDS]
+    assert counted(text, "enum KeyKind") == [f"k{k.title()}" for k in table_body.KEY_KINDS]
+    hows = dict(zip(counted(text, "enum How"), table_body.HOWS, strict=True))
+    assert hows == {
+        "kNever": "NEVER",
+        "kAlways": "ALWAYS",
+        "kLess": "LT",
+        "kNotMore": "LE",
+        "kMore": "GT",
+        "kNotLess": "GE",
+        "kEqual": "EQ",
+        "kUnequal": "NE",
+    }
+
+
 def test_outcomes_are_those_of_the_header_for_programs() -> None:
     text = (WIRE.parents[2] / "include/phos.h").read_text()
     numbers = dict(re.findall(r"PHOS_(\w+) = (-?\d+),", text))
@@ -117,14 +219,21 @@ def test_outcomes_are_those_of_the_header_for_programs() -> None:
 def value(text: str) -> int:
     """A constant, as C++ writes it."""
     first, _, shift = text.partition("<<")
-    return int(first.strip().rstrip("u"), 0) << int(shift or 0)
+    return int(first.strip().rstrip("ul").replace("'", ""), 0) << int(shift or 0)
 
 
 def members(text: str, start: str) -> dict[str, int]:
     """The members of an enum: name -> number."""
     found = re.search(rf"^{start} : \w+ \{{(.*?)^\}};", text, re.M | re.S)
-    assert found
+    assert found, start
     numbers: dict[str, int] = {}
     for name, number in re.findall(r"^\s*(\w+)(?: = (\d+))?,", found[1], re.M):
         numbers[name] = int(number) if number else max(numbers.values()) + 1
     return numbers
+
+
+def counted(text: str, start: str) -> list[str]:
+    """The members of an enum that begins at 0."""
+    found = re.search(rf"^{start} : \w+ \{{(.*?)\}};", text, re.M | re.S)
+    assert found, start
+    return re.findall(r"\bk[A-Z]\w*", re.sub(r"//.*", "", found[1]))

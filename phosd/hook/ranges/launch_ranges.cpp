@@ -1,0 +1,350 @@
+#include "ranges/launch_ranges.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <mutex>
+
+namespace phos::ranges {
+namespace {
+
+using table::kNone;
+
+constexpr uint32_t kMostCases = 32;
+constexpr uint32_t kMostChoices = 256;
+// Of one launch, some nanoseconds each. What is not computed by then is known by its origin alone.
+constexpr uint32_t kSteps = 6'000;
+
+std::mutex mutex;  // guards the two
+Evaluation of_others(nullptr);
+Evaluation evaluation(&of_others);
+
+void add_origin(uint32_t input, uint32_t use, Accesses* found) {
+    uint32_t at = 0;
+    while (at < found->origin_count && found->origins[at].input != input) ++at;
+    if (at == Accesses::kMostOrigins) {
+        found->unknown |= use;
+        return;
+    }
+    if (at == found->origin_count) found->origins[found->origin_count++] = {input, 0};
+    found->origins[at].use |= use;
+}
+
+// Where the address comes from, for an access of which that is all that is known.
+void add_origins(const summaries::View& view, const table::Access& access, Accesses* found) {
+    if (access.flags & table::kUnknownOrigin) found->unknown |= access.use;
+    if (access.flags & table::kFromAnyWord) found->anywhere |= access.use;
+    for (uint32_t i = 0; i < access.origins.count; ++i)
+        add_origin(view.refs[access.origins.at + i], access.use, found);
+}
+
+// Evaluates accesses for a launch, one alternative after the other: those in a row that the same
+// holds of at once, as are most of an unrolled loop.
+class Search {
+  public:
+    Search(const summaries::Summary& summary, const Launch& launch, Budget* budget)
+        : view_(summary.view), launch_(launch), budget_(budget) {}
+
+    // Adds where the accesses are, by their address or else by their origin. Returns the next one.
+    const table::Access* run(const table::Access* first, Accesses* found) {
+        const table::Access* const all = view_.accesses + view_.body->accesses;
+        const table::Access* last = first + 1;
+        while (last != all && is_alike(*first, *last)) ++last;
+        const auto count = static_cast<size_t>(last - first);
+        bool lost[table::kMaxAccesses];
+        for (size_t i = 0; i < count; ++i) lost[i] = first[i].address == kNone;
+        const bool is_split = split(*first);
+        for (uint32_t one = 0; is_split && one < cases_ && budget_->left; ++one) {
+            evaluation.next();
+            if (!assume(*first, one)) continue;
+            for (size_t i = 0; i < count; ++i) lost[i] = lost[i] || !evaluate(first[i], found);
+        }
+        for (size_t i = 0; i < count; ++i)
+            if (lost[i] || !is_split || !budget_->left) add_origins(view_, first[i], found);
+        return last;
+    }
+
+  private:
+    static bool is_alike(const table::Access& one, const table::Access& other) {
+        return std::memcmp(&one.facts, &other.facts,
+                           offsetof(table::Access, origins) - offsetof(table::Access, facts)) == 0;
+    }
+
+    // Chooses the alternatives; one that has all of them if there are too many.
+    bool split(const table::Access& access) {
+        evaluation.begin(view_, launch_, budget_);
+        const uint32_t* const decided = view_.refs + access.decided.at;
+        for (uint32_t i = 0; i < access.decided.count; i += 2)
+            evaluation.decide(decided[i], decided[i + 1]);
+        cases_ = 1;
+        if (access.choices.count > kMostChoices) return false;
+        keys_ = access.choices.count;
+        for (uint32_t i = 0; i < keys_; ++i) {
+            places_[i] = evaluation.places(view_.refs[access.choices.at + i]);
+            if (!places_[i]) return false;
+            cases_ *= static_cast<uint32_t>(__builtin_popcountll(places_[i]));
+            if (cases_ > kMostCases) {
+                cases_ = 1;
+                keys_ = 0;
+                break;
+            }
+        }
+        of_choices_ = cases_;
+        loops_ = 0;
+        while (loops_ < access.loops.count && cases_ * 2 <= kMostCases) {
+            cases_ *= 2;
+            ++loops_;
+        }
+        return true;
+    }
+
+    // Notes what holds in a case. False if it cannot be.
+    bool assume(const table::Access& access, uint32_t one) {
+        uint32_t rest = one % of_choices_;
+        const uint32_t iterations = one / of_choices_;
+        uint32_t chosen[kMostChoices];
+        for (uint32_t i = 0; i < keys_; ++i) {
+            const auto count = static_cast<uint32_t>(__builtin_popcountll(places_[i]));
+            uint64_t left = places_[i];
+            for (uint32_t skip = rest % count; skip; --skip) left &= left - 1;
+            rest /= count;
+            chosen[i] = static_cast<uint32_t>(__builtin_ctzll(left));
+            evaluation.choose(view_.refs[access.choices.at + i], chosen[i]);
+        }
+        for (uint32_t i = 0; i < loops_; ++i)
+            evaluation.enter(view_.refs[access.loops.at + i], iterations >> i & 1);
+        for (uint32_t i = 0; i < access.facts.count; ++i)
+            evaluation.constrain(view_.conditions[view_.refs[access.facts.at + i]], true);
+        for (uint32_t i = 0; i < keys_; ++i) {
+            const table::Key& key = view_.keys[view_.refs[access.choices.at + i]];
+            if (key.kind == table::kIf)
+                evaluation.constrain(view_.conditions[key.at], chosen[i] == 0);
+        }
+        return evaluation.state() == Evaluation::State::fine;
+    }
+
+    // Adds where an access is in this case; false if it is not known.
+    bool evaluate(const table::Access& access, Accesses* found) {
+        uint32_t base = kNoBase;
+        Bounds ends;
+        switch (evaluation.bounds(access.address, &base, &ends)) {
+            case Evaluation::State::fine:
+                return ends.known() && note(access, base, ends, found);
+            case Evaluation::State::impossible:
+                return true;
+            default:
+                return false;
+        }
+    }
+
+    bool note(const table::Access& access, uint32_t base, const Bounds& ends, Accesses* found) {
+        const Number length = ends.high - ends.low + access.size;
+        if (length < 0 || length >> 64) return false;
+        const Range range{static_cast<uint64_t>(ends.low), static_cast<uint64_t>(length), base,
+                          access.use};
+        if (base == kNoBase && range.begin + range.length < range.begin) return false;
+        Range* closest = nullptr;
+        uint64_t between = ~0ull;
+        for (Range* one = found->ranges; one != found->ranges + found->range_count; ++one) {
+            const uint64_t gap = gap_of(*one, range);
+            if (gap >= between) continue;
+            closest = one;
+            between = gap;
+        }
+        if (between && found->range_count < Accesses::kMostRanges) {
+            found->ranges[found->range_count++] = range;
+            return true;
+        }
+        if (!closest) return false;
+        if (between) found->widened |= access.use;
+        join(closest, range);
+        return true;
+    }
+
+    // Returns how many bytes are between two ranges of the same kind; the greatest number for
+    // others.
+    static uint64_t gap_of(const Range& one, const Range& other) {
+        if (one.base != other.base || one.use != other.use) return ~0ull;
+        const bool is_behind = static_cast<int64_t>(other.begin - one.begin) < 0;
+        const uint64_t distance = is_behind ? one.begin - other.begin : other.begin - one.begin;
+        const uint64_t length = is_behind ? other.length : one.length;
+        return distance > length ? distance - length : 0;
+    }
+
+    // Has a range contain another, and what is between them.
+    static void join(Range* range, const Range& other) {
+        if (static_cast<int64_t>(other.begin - range->begin) < 0) {
+            range->length = std::max(other.length, range->begin - other.begin + range->length);
+            range->begin = other.begin;
+        } else {
+            range->length = std::max(range->length, other.begin - range->begin + other.length);
+        }
+    }
+
+    const summaries::View& view_;
+    const Launch& launch_;
+    Budget* const budget_;
+    uint32_t cases_ = 0;
+    uint32_t of_choices_ = 0;
+    uint32_t keys_ = 0;
+    uint32_t loops_ = 0;
+    uint64_t places_[kMostChoices];
+};
+
+// Results of launches, by all that they depend on. Read without a lock: a reader that sees the
+// sequence change has read a part of something else.
+constexpr size_t kSlots = 1024;  // a power of two
+constexpr uint32_t kMostCompared = 48;
+constexpr size_t kKeyWords = 4 + kMostCompared;
+constexpr size_t kRangeWords = 3;
+constexpr size_t kFoundWords = 1 + Accesses::kMostOrigins + Accesses::kMostRanges * kRangeWords;
+
+struct alignas(64) Slot {
+    std::atomic<uint32_t> sequence;  // odd: it is being written
+    std::atomic<uint64_t> words[kKeyWords + kFoundWords];
+};
+Slot slots[kSlots];
+
+class Memory {
+  public:
+    Memory(const summaries::Summary& summary, const Launch& launch)
+        : compared_(summary.view.body->compared) {
+        if (compared_ > kMostCompared) return;
+        key_[0] = reinterpret_cast<uint64_t>(&summary);
+        for (size_t i = 0; i < 3; ++i)
+            key_[1 + i] = uint64_t{launch.sizes[i]} << 32 | launch.sizes[3 + i];
+        std::copy_n(launch.inputs, compared_, key_ + 4);
+        uint64_t hash = 0;
+        for (size_t i = 0; i < 4 + compared_; ++i) {
+            hash = (hash ^ key_[i]) * 0x9E37'79B9'7F4A'7C15u;
+            hash ^= hash >> 32;
+        }
+        slot_ = &slots[hash & (kSlots - 1)];
+    }
+
+    bool recall(Accesses* found) const {
+        if (!slot_) return false;
+        const uint32_t sequence = slot_->sequence.load(std::memory_order_acquire);
+        if (sequence & 1) return false;
+        for (size_t i = 0; i < 4 + compared_; ++i)
+            if (word(i) != key_[i]) return false;
+        size_t at = kKeyWords;
+        const uint64_t head = word(at++);
+        found->unknown = head & 3;
+        found->anywhere = head >> 2 & 3;
+        found->widened = head >> 4 & 3;
+        found->range_count = std::min<uint32_t>(head >> 8 & 0xFF, Accesses::kMostRanges);
+        found->origin_count = std::min<uint32_t>(head >> 16 & 0xFF, Accesses::kMostOrigins);
+        for (uint32_t i = 0; i < found->origin_count; ++i) {
+            const uint64_t packed = word(at++);
+            found->origins[i] = {static_cast<uint32_t>(packed >> 32),
+                                 static_cast<uint32_t>(packed)};
+        }
+        at = kKeyWords + 1 + Accesses::kMostOrigins;
+        for (uint32_t i = 0; i < found->range_count; ++i) {
+            Range& range = found->ranges[i];
+            range.begin = word(at++);
+            range.length = word(at++);
+            const uint64_t packed = word(at++);
+            range.base = static_cast<uint32_t>(packed >> 32);
+            range.use = static_cast<uint32_t>(packed);
+        }
+        return slot_->sequence.load(std::memory_order_relaxed) == sequence;
+    }
+
+    // Needs the mutex.
+    void remember(const Accesses& found) const {
+        if (!slot_) return;
+        const uint32_t sequence = slot_->sequence.load(std::memory_order_relaxed);
+        slot_->sequence.store(sequence + 1, std::memory_order_relaxed);
+        for (size_t i = 0; i < 4 + compared_; ++i) put(i, key_[i]);
+        size_t at = kKeyWords;
+        put(at++, found.unknown | found.anywhere << 2 | found.widened << 4 |
+                      found.range_count << 8 | found.origin_count << 16);
+        for (uint32_t i = 0; i < found.origin_count; ++i)
+            put(at++, uint64_t{found.origins[i].input} << 32 | found.origins[i].use);
+        at = kKeyWords + 1 + Accesses::kMostOrigins;
+        for (uint32_t i = 0; i < found.range_count; ++i) {
+            const Range& range = found.ranges[i];
+            put(at++, range.begin);
+            put(at++, range.length);
+            put(at++, uint64_t{range.base} << 32 | range.use);
+        }
+        slot_->sequence.store(sequence + 2, std::memory_order_release);
+    }
+
+  private:
+    // In this order: the sequence is read again after the words, and written before them.
+    uint64_t word(size_t at) const { return slot_->words[at].load(std::memory_order_acquire); }
+    void put(size_t at, uint64_t value) const {
+        slot_->words[at].store(value, std::memory_order_release);
+    }
+
+    const uint32_t compared_;
+    Slot* slot_ = nullptr;
+    uint64_t key_[kKeyWords];
+};
+
+void compute_locked(const summaries::Summary& summary, const Launch& launch, Accesses* found) {
+    const summaries::View& view = summary.view;
+    Budget budget{kSteps};
+    Search search(summary, launch, &budget);
+    found->unknown = 0;
+    found->anywhere = 0;
+    found->widened = 0;
+    found->range_count = 0;
+    found->origin_count = 0;
+    if (!(summary.row->flags & table::kAccesses)) {
+        for (const table::Role* one = view.roles; one != view.roles + view.body->roles; ++one)
+            if (one->input == kNone)
+                found->anywhere |= one->use;
+            else
+                add_origin(one->input, one->use, found);
+        if (!(summary.row->flags & table::kReadsKnown)) found->unknown |= table::kRead;
+        if (!(summary.row->flags & table::kWritesKnown)) found->unknown |= table::kWritten;
+        return;
+    }
+    const table::Access* one = view.accesses;
+    while (one != view.accesses + view.body->accesses) one = search.run(one, found);
+}
+
+}  // namespace
+
+bool read_inputs(const kernels::Kernel& kernel, const summaries::Summary& summary,
+                 const Arguments& arguments, uint64_t* inputs) {
+    const summaries::View& view = summary.view;
+    std::fill_n(inputs, view.body->inputs, 0);
+    if (arguments.buffer) {
+        for (uint32_t i = 0; i < view.body->inputs; ++i) {
+            const auto [offset, size] = view.inputs[i];
+            if (offset > arguments.size || size > arguments.size - offset) return false;
+            std::memcpy(&inputs[i], arguments.buffer + offset, size);
+        }
+        return true;
+    }
+    if (!arguments.parameters) return !view.body->inputs;
+    if (!kernel.laid_out) return false;
+    for (const summaries::Piece& piece : summary.pieces) {
+        const auto* const from =
+            static_cast<const unsigned char*>(arguments.parameters[piece.parameter]);
+        if (!from) return false;
+        std::memcpy(reinterpret_cast<unsigned char*>(&inputs[piece.input]) + piece.begin,
+                    from + piece.offset, piece.size);
+    }
+    return true;
+}
+
+void compute(const summaries::Summary& summary, const Launch& launch, Accesses* found) {
+    const std::lock_guard lock(mutex);
+    compute_locked(summary, launch, found);
+}
+
+void find(const summaries::Summary& summary, const Launch& launch, Accesses* found) {
+    const Memory memory(summary, launch);
+    if (memory.recall(found)) return;
+    const std::lock_guard lock(mutex);
+    compute_locked(summary, launch, found);
+    memory.remember(*found);
+}
+
+}  // namespace phos::ranges

@@ -1,0 +1,141 @@
+"""The hook's evaluation of tables (``phosd/hook/ranges``), called from here."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from phosd.engine.analysis.evaluation import Launch
+from phosd.engine.analysis.opcodes import Use
+from phosd.engine.analysis.ranges import Span, merged, spans
+from phosd.engine.analysis.summary import Summary
+from tests.native.analysis.oracle import Seen
+
+NATIVE = Path(__file__).parents[3] / "phosd" / "native"
+MOST = 64
+
+
+class _Found(ctypes.Structure):
+    _fields_ = (
+        ("begin", ctypes.c_uint64),
+        ("end", ctypes.c_uint64),
+        ("use", ctypes.c_uint32),
+        ("is_origin", ctypes.c_uint32),
+    )
+
+
+@dataclass
+class Accesses:
+    """What the hook says of a launch: ranges, addresses into blocks, by use (``read``,
+    ``written``), and the uses of which it does not know all.
+    """
+
+    ranges: dict[str, list[tuple[int, int]]]
+    origins: dict[str, list[int]]
+    unknown: set[str]
+
+
+_USES = {"read": 1, "written": 2}
+
+
+@cache
+def _library() -> ctypes.CDLL:
+    library = ctypes.CDLL(str(NATIVE / "tests" / "libphos_hook_ranges.so"))
+    library.take_table.restype = ctypes.c_char_p
+    return library
+
+
+def take(table: bytes) -> str:
+    """Give a table to the hook's code. Returns why it is refused, or nothing."""
+    descriptor = os.memfd_create("table", os.MFD_CLOEXEC)
+    try:
+        os.write(descriptor, table)
+        return str(_library().take_table(descriptor).decode())
+    finally:
+        os.close(descriptor)
+
+
+def accesses(
+    module: int, name: str, launch: Launch, *, remembered: bool = False
+) -> Accesses | None:
+    """Return what the hook says of a launch; None: it does not know the kernel."""
+    found = (_Found * MOST)()
+    unknown = ctypes.c_uint32()
+    sizes = (ctypes.c_uint32 * 6)(*launch.block, *launch.grid)
+    parameters = launch.parameters
+    count = _library().ranges_of(
+        *(ctypes.c_uint64(module), name.encode(), parameters, ctypes.c_size_t(len(parameters))),
+        *(sizes, int(remembered), found, MOST, ctypes.byref(unknown)),
+    )
+    if count < 0:
+        return None
+    rows = found[:count]
+    return Accesses(
+        {
+            use: [(one.begin, one.end) for one in rows if one.use & bit and not one.is_origin]
+            for use, bit in _USES.items()
+        },
+        {
+            use: [one.begin for one in rows if one.use & bit and one.is_origin]
+            for use, bit in _USES.items()
+        },
+        {use for use, bit in _USES.items() if unknown.value & bit},
+    )
+
+
+def errors(module: int, summary: Summary, seen: Seen) -> list[str]:
+    """Return what the hook, which has a table of the module, says too little of a launch: what the
+    software GPU saw, or the analysis found, and the hook does not.
+    """
+    name = seen.kernel.name
+    found = accesses(module, name, seen.launch)
+    if found is None:
+        return [f"{name} is not in the table"]
+    wrong = []
+    if accesses(module, name, seen.launch, remembered=True) != found:
+        wrong.append(f"{name} is remembered otherwise")
+    for use, real in (("read", seen.read), ("written", seen.written)):
+        if use in found.unknown:
+            continue
+        blocks = [block for at in found.origins[use] if (block := seen.allocated(at))]
+        told = merged([Span(*one) for one in (*found.ranges[use], *blocks)])
+        wanted = [Span(*one) for one in real]
+        if not found.origins[use]:  # a block is not a range that may be larger than any
+            wanted += _of_analysis(summary, Use(use), seen.launch)
+        if use == "read":  # ptxas loads nothing that the thread has just stored
+            told = merged([*told, *(Span(*one) for one in seen.written)])
+        missed = [one for one in wanted if not _has(told, one)]
+        if missed:
+            wrong.append(f"{name} {use} {missed}, which the hook does not tell: {told}")
+    return wrong
+
+
+def exact(module: int, summary: Summary, launch: Launch) -> bool:
+    """Return whether the hook tells the same ranges as the analysis, which tells all."""
+    found = accesses(module, summary.kernel.name, launch)
+    return (
+        found is not None
+        and not found.unknown
+        and all(
+            merged([Span(*one) for one in found.ranges[use.value]])
+            == merged(_of_analysis(summary, use, launch))
+            and not found.origins[use.value]
+            for use in (Use.READ, Use.WRITTEN)
+        )
+    )
+
+
+def _of_analysis(summary: Summary, use: Use, launch: Launch) -> list[Span]:
+    """Return the ranges that the analysis knows."""
+    found = []
+    for access, _ in summary.accesses:
+        if summary.followed is not None and access.use in (use, Use.BOTH):
+            found += spans(summary.followed, access, launch) or []
+    return found
+
+
+def _has(told: list[Span], one: Span) -> bool:
+    return any(other.begin <= one.begin and one.end <= other.end for other in told)
