@@ -21,6 +21,7 @@ from pathlib import Path
 
 import msgspec
 
+from phosd.engine.analysis.table import VERSION
 from phosd.engine.image import private_files
 from phosd.engine.image.mac import sealed, unsealed
 from phosd.engine.kernels.entry import ANALYSIS, MOST_KERNELS, Entry, KernelFacts
@@ -108,7 +109,7 @@ class Cache:
         body = unsealed(self._key, text, _PURPOSE)
         if body is None:
             raise ValueError("it was not written by this store's phosd, or has changed since")
-        if msgspec.json.decode(body, type=_Version).analysis != ANALYSIS:
+        if msgspec.json.decode(body, type=_Version) != _Version():
             return None
         return msgspec.json.decode(body, type=Entry)
 
@@ -158,4 +159,5 @@ class Cache:
 
 
 class _Version(msgspec.Struct):
-    analysis: int
+    analysis: int = ANALYSIS
+    table: int = VERSION

@@ -9,6 +9,7 @@ from msgspec import Meta
 from phosd.engine.analysis.idempotency import of_kernel
 from phosd.engine.analysis.opcodes import Use
 from phosd.engine.analysis.summary import Summary
+from phosd.engine.analysis.table import VERSION
 
 ANALYSIS = 2
 """The version of the analysis. Raise it when results may change: what an earlier one found is then
@@ -64,13 +65,14 @@ class KernelFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What is known of a module: of those of its ``kernels`` that were asked for, or of all if it
-    is ``whole``. ``reason`` says in words why it is in a state other than ``analysed``; ``tools``
-    which tools were there then.
+    is ``whole``. ``table`` is the version of its kernels' tables. ``reason`` says in words why it
+    is in a state other than ``analysed``; ``tools`` which tools were there then.
     """
 
     digest: str
     architecture: int
     analysis: int = ANALYSIS
+    table: int = VERSION
     state: State = State.ANALYSED
     reason: Reason = ""
     tools: str = ""

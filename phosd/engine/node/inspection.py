@@ -6,6 +6,7 @@ the hook takes too long, and :class:`NotAuthorized` if another user's process li
 """
 
 import contextlib
+import os
 from collections.abc import Iterator
 
 from phosd.engine.hook_client.code_images import CodeImage
@@ -42,6 +43,20 @@ def code(
     with _asked(node, process) as link:
         gpus = gpus_of(link.hello())
         return link.kernels(), link.images(after), gpus
+
+
+def give_summaries(node: Node, process: ProcessId, table: bytes) -> None:
+    """Give the hook a table of what a module's kernels access. Raises :class:`Unsupported`, too, if
+    it does not take it.
+    """
+    file = os.memfd_create("kernels")
+    try:
+        with os.fdopen(file, "wb", closefd=False) as writer:
+            writer.write(table)
+        with _asked(node, process) as link:
+            link.give_summaries(file)
+    finally:
+        os.close(file)
 
 
 def log(node: Node, process: ProcessId) -> str:

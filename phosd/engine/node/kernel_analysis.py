@@ -10,6 +10,7 @@ Whose user has used least processor time in the last hour comes first. No proces
 asked anything, and nothing here waits for one.
 """
 
+import itertools
 import logging
 import threading
 import time
@@ -18,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from phosd.engine.analysis import tools
+from phosd.engine.analysis.table import merged
 from phosd.engine.hook_client.code_images import CodeImage, Held
 from phosd.engine.hook_client.link import Kernel
 from phosd.engine.kernels.analyser import Analyser
@@ -48,6 +50,10 @@ _MOST_IMAGES = 1 << 13
 """Of one process; those that it loads later are not looked at."""
 _MOST_DIGESTS = 1 << 16
 _MOST_ABSENT = 1 << 10
+_MOST_LOOKED_UP = 512
+"""Of the modules that a process has loaded, in their order, and not launched."""
+_MOST_GIVEN_BYTES = 64 << 20
+"""Of tables that one process gets; it keeps each as long as it runs."""
 _MOST_FRUITLESS = 3
 _MOST_NAMES = 256
 """Of the kernels of a module that are analysed at a time."""
@@ -83,6 +89,7 @@ class KnownKernel:
 class _Watched:
     """What is remembered of a process. ``unread`` has why a module's bytes cannot be had, and
     ``absent`` launched kernels that its module does not have, both by the module's hash.
+    ``given`` has how many kernels are in the tables that the hook has, of ``given_bytes`` in all.
     ``settled`` has how many kernels of a module were launched when all of them were known, so that
     nothing is read again before there are more; ``fruitless`` how many of its analyses ended
     without a result. ``trouble`` is why the last look came to nothing.
@@ -94,6 +101,8 @@ class _Watched:
     architectures: tuple[int, ...] = ()
     unread: dict[int, str] = field(default_factory=dict)
     absent: dict[int, set[str]] = field(default_factory=dict)
+    given: dict[int, int] = field(default_factory=dict)
+    given_bytes: int = 0
     settled: dict[int, int] = field(default_factory=dict)
     fruitless: Counter[int] = field(default_factory=Counter)
     quiet_until: float = 0.0
@@ -182,12 +191,15 @@ class KernelAnalysis:
 
     def _entry(self, watched: _Watched, module: int) -> Entry | None:
         """Return what is known of a module of a process: for the architecture of which least is."""
-        with self._lock:
-            digest = self._digests.get((watched.uid, module))
+        digest = self._digest(watched, module)
         if digest is None:
             return None
         found = [self._analyser.known(digest, each) for each in watched.architectures]
         return min(filter(None, found), key=lambda one: len(one.kernels)) if all(found) else None
+
+    def _digest(self, watched: _Watched, module: int) -> str | None:
+        with self._lock:
+            return self._digests.get((watched.uid, module))
 
     # -- in the background --------------------------------------------------------------------
 
@@ -257,7 +269,29 @@ class KernelAnalysis:
                 except (Unsupported, Timeout) as error:
                     watched.unread[module] = error.what
                 return True
+            if entry is not None:
+                self._give(process, watched, module, entry)
             watched.settled[module] = len(names or ())
+        return self._look_up(process, watched)
+
+    def _look_up(self, process: ProcessId, watched: _Watched) -> bool:
+        """Look whether something is known of a module that is loaded, and not known to be launched,
+        so that the hook has it before anything is counted. Returns whether one was fetched for it.
+        """
+        for image in itertools.islice(watched.images.values(), _MOST_LOOKED_UP):
+            if image.hash in watched.settled or image.hash in watched.unread:
+                continue
+            if new := self._digest(watched, image.hash) is None:
+                try:
+                    self._fetched(process, watched, image).__exit__(None, None, None)
+                except (Unsupported, Timeout) as error:
+                    watched.unread[image.hash] = error.what
+                    return True
+            if (entry := self._entry(watched, image.hash)) is not None:
+                self._give(process, watched, image.hash, entry)
+            watched.settled[image.hash] = 0
+            if new:
+                return True
         return False
 
     def _in_order(
@@ -296,10 +330,6 @@ class KernelAnalysis:
         kernels: Sequence[Kernel] | None,
     ) -> None:
         with self._fetched(process, watched, image) as module:
-            with self._lock:
-                self._digests[watched.uid, image.hash] = module.digest
-                while len(self._digests) > _MOST_DIGESTS:
-                    self._digests.popitem(last=False)
             for architecture in watched.architectures:
                 known = self._analyser.known(module.digest, architecture)
                 had = known.kernels.keys() if known else ()
@@ -317,11 +347,37 @@ class KernelAnalysis:
                         watched.unread[image.hash] = found.entry.reason or "it takes too long"
 
     def _fetched(self, process: ProcessId, watched: _Watched, image: CodeImage) -> Module:
+        """Fetch an image, and remember its digest."""
         began = time.monotonic()
         try:
-            return fetch(process, image, self._stopped)
+            module = fetch(process, image, self._stopped)
         finally:
             self._spend(watched.uid, time.monotonic() - began)
+        with self._lock:
+            self._digests[watched.uid, image.hash] = module.digest
+            while len(self._digests) > _MOST_DIGESTS:
+                self._digests.popitem(last=False)
+        return module
+
+    def _give(self, process: ProcessId, watched: _Watched, module: int, entry: Entry) -> None:
+        """Give the hook a table of what is known of a module's kernels, if that is more than it
+        has. A process on GPUs of several architectures gets none: a table is of one.
+        """
+        tables = [facts.table for facts in entry.kernels.values() if facts.table]
+        size = sum(map(len, tables))
+        if len(watched.architectures) != 1 or len(tables) <= watched.given.get(module, 0):
+            return
+        if watched.given_bytes + size > _MOST_GIVEN_BYTES:
+            _log.info("process %d gets no more tables of kernels", process.pid)
+            return
+        try:
+            table = merged(module, entry.architecture, tables)
+            inspection.give_summaries(self._node, process, table)
+        except Unsupported as error:
+            _log.info("process %d gets no table of a module: %s", process.pid, error)
+        else:
+            watched.given_bytes += len(table)
+        watched.given[module] = len(tables)  # the same is not tried again
 
     # -- limits -------------------------------------------------------------------------------
 

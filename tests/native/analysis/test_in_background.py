@@ -17,8 +17,11 @@ from typing import Any
 
 import pytest
 
+from phosd.engine.analysis import table
+from phosd.engine.analysis.cubin import Kernel
+from phosd.engine.analysis.summary import Summary
 from phosd.engine.hook_client.code_images import CodeImage, Held, hash_of
-from phosd.engine.hook_client.wire import Type
+from phosd.engine.hook_client.wire import Status, Type
 from phosd.engine.kernels.analyser import Analyser, _Run
 from phosd.engine.kernels.entry import KernelFacts
 from phosd.engine.kernels.module import Module
@@ -33,7 +36,16 @@ from phosd.engine.system.cuda import gpu_uuid
 from phosd.engine.system.procfs import ProcessId
 from phosd.errors import Internal, Unsupported
 from tests.support.fake_engine import this_process
-from tests.support.fake_hook import DEVICE, Answer, Request, fake_hook, hello, images, kernels
+from tests.support.fake_hook import (
+    DEVICE,
+    Answer,
+    Request,
+    count,
+    fake_hook,
+    hello,
+    images,
+    kernels,
+)
 
 LIMITS = AnalysisLimits(300, 900, 1 << 20)
 
@@ -52,6 +64,9 @@ class Stage:
     """What was to be analysed, each time."""
     has: Callable[[str], bool] = lambda name: True
     """Whether a module has a kernel."""
+    given: list[tuple[int, int]] = field(default_factory=list)
+    """The tables that the hook was given: of which module, and of how many kernels."""
+    refuses: bool = False
     seconds: float = 1.0
     missing: str = ""
 
@@ -59,6 +74,12 @@ class Stage:
         """Answer as the hook."""
         if request.type == Type.HELLO:
             return Answer(hello())
+        if request.type == Type.SUMMARIES:
+            header = table.HEADER.unpack(os.pread(request.descriptors[0], table.HEADER.size, 0))
+            self.given.append((header[3], header[5]))
+            if self.refuses:
+                return Answer(status=Status.UNSUPPORTED, payload=b"another version")
+            return Answer(count(header[5]))
         (after,) = struct.unpack("<Q", request.payload)
         if request.type == Type.KERNELS:
             rows = self.launched[after : after + 2000]
@@ -73,7 +94,11 @@ class Stage:
         if self.missing:
             raise Internal(self.missing, reason="missing-package")
         names = ["whole"] if orders.names is None else orders.names
-        found = {name: KernelFacts(8) for name in names if self.has(name)}
+        found = {}
+        for name in filter(self.has, names):
+            summary = Summary(Kernel(name, 0x210, 8, (), {}, {}, {}), "loaded")
+            made = table.encode(module.hash, orders.architecture, [summary])
+            found[name] = KernelFacts(8, table=made)
         return _Run(found, done=True, seconds=self.seconds)
 
     def load(self, name: str, data: bytes, held: Held = Held.IN_FILE) -> CodeImage:
@@ -146,6 +171,48 @@ def test_what_grows_is_looked_at_again(stage: Stage, monkeypatch: pytest.MonkeyP
     assert [orders.names for orders in stage.asked] == [("one",), ("two",)]
 
 
+def test_the_hook_gets_what_is_known_once(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anything was launched, if it was known from others; and again if it is more."""
+    monkeypatch.setattr(kernel_analysis, "LOOK_SECONDS", 0)
+    image = stage.load("a", b"module a")
+    stage.launch(image, ("one", 1), ("two", 1))
+    until_idle(KernelAnalysis(stage.node, LIMITS))
+    assert stage.given == [(image.hash, 2)]
+    stage.launched = []
+    other = KernelAnalysis(stage.node, LIMITS)
+    for _ in range(2):
+        until_idle(other)
+        assert stage.given == [(image.hash, 2)] * 2
+    stage.launch(image, ("three", 1))
+    for _ in range(2):
+        until_idle(other)
+        assert stage.given[2:] == [(image.hash, 3)]
+
+
+def test_a_table_that_the_hook_refuses_is_not_offered_again(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernel_analysis, "LOOK_SECONDS", 0)
+    stage.refuses = True
+    stage.launch(stage.load("a", b"module a"), ("one", 1))
+    analysis = KernelAnalysis(stage.node, LIMITS)
+    for _ in range(3):
+        until_idle(analysis)
+    assert len(stage.given) == 1 and states(analysis) == {"one": "analysed"}
+
+
+def test_a_process_gets_no_more_tables_than_it_may_hold(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernel_analysis, "LOOK_SECONDS", 0)
+    monkeypatch.setattr(kernel_analysis, "_MOST_GIVEN_BYTES", 1000)
+    analysis = KernelAnalysis(stage.node, LIMITS)
+    for number in range(20):
+        stage.launch(stage.load(f"m{number}", b"module %d" % number), ("one", 1))
+        until_idle(analysis)
+    assert 0 < len(stage.given) < 10 and len(stage.asked) == 20
+
+
 def test_a_process_is_asked_at_intervals_or_if_somebody_waits(stage: Stage) -> None:
     stage.launch(stage.load("a", b"module a"), ("one", 1))
     analysis = KernelAnalysis(stage.node, LIMITS)
@@ -170,7 +237,8 @@ def test_modules_that_were_compiled_are_analysed_before_they_are_launched(
     for size, held in ((100, Held.IN_COPY), (2 << 20, Held.IN_COPY), (300, Held.IN_OBJECT)):
         stage.loaded.append(CodeImage(size, 4096, size, held))
     until_idle(KernelAnalysis(stage.node, LIMITS))
-    assert fetched == [100] and stage.asked[0].names is None
+    assert fetched == [100, 2 << 20, 300], "of the others it is looked up what is known"
+    assert [orders.names for orders in stage.asked] == [None]
 
 
 def test_thousands_of_modules_and_kernels(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,8 +272,6 @@ def test_a_process_that_lies(stage: Stage) -> None:
     assert entry is not None and set(entry.kernels) == {"real"}, "others get the entry, too"
     for number in (77, 78):
         stage.of = number
-        assert analysis.hurry(me(), 0) == 2
-        until_idle(analysis)
         assert set(states(analysis).values()) == {"no-code"}
         assert analysis.hurry(me(), 0) == 0
     assert len(stage.asked) == 1

@@ -75,6 +75,8 @@ def test_kernels_are_analysed_once_for_all_users(bus: str, folder: Path) -> None
             assert {str(row["kernel"]): row["roles"] for row in rows}["advance"] == {"0": "both"}
             assert {path.name: path.stat().st_ino for path in entries.iterdir()} == stamps
 
+            assert "gets no table" not in (folder / "phosd.log").read_text()
+
             path = f"/org/phos/process/_{mine.pid}_{start_time(mine)}"
             with pytest.raises(RuntimeError, match="belongs to uid 0"):
                 words = ("org.phos.Process1", "DescribeKernels", "a{sv}", "0")
