@@ -1,7 +1,7 @@
 """Show one process: its images, jobs, memory and launched kernels."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rich.text import Text
@@ -10,6 +10,8 @@ from textual.app import ComposeResult
 from textual.widgets import Static, TabbedContent, TabPane
 
 from phosd.client.errors import CommandError
+from phosd.client.kernels import Kernel as KnownKernel
+from phosd.client.kernels import kernel
 from phosd.client.records import Gpu, Image, Job, Process
 from phosd.client.text import container_text
 from phosd.client.times import interval_text
@@ -36,12 +38,17 @@ class MemoryBlock:
 
 @dataclass(frozen=True)
 class Kernel:
-    """A kernel that the process launched since a checkpoint last began to copy on write."""
+    """A kernel that the process launched since a checkpoint last began to copy on write.
+    ``accesses`` says what is known of what it reads and writes, ``again`` which launches may be
+    run again.
+    """
 
     name: str
     module: str
     launches: int
     suspect: bool
+    accesses: str = ""
+    again: str = ""
 
 
 class ProcessScreen(NodeScreen):
@@ -161,10 +168,35 @@ class ProcessScreen(NodeScreen):
             found = [MemoryBlock(row[0], row[1], row[2], row[3], tuple(row[4])) for row in rows]
             records = {f"{block.id:020}": block for block in found}
         else:
-            kernels = [Kernel(*row) for row in rows]
+            kernels = await self._with_accesses([Kernel(*row) for row in rows])
             records = {f"{kernel.module} {kernel.name}": kernel for kernel in kernels}
         self._list(tab).say("none")
         self._list(tab).show_records(records)
+
+    async def _with_accesses(self, kernels: list[Kernel]) -> list[Kernel]:
+        """Add what the analysis knows, if phosd has one and the hook answers once more."""
+        if "kernel-analysis" not in self.node.manager.features:
+            return kernels
+        try:
+            rows = await self.node.ask(self._process, "DescribeKernels")
+        except CommandError:
+            return kernels  # what the hook has told before is shown without
+        known = {(found.module, found.name): found for found in map(kernel, rows)}
+        return [
+            replace(each, accesses=_accesses(found), again=found.idempotent)
+            if (found := known.get((each.module, each.name)))
+            else each
+            for each in kernels
+        ]
+
+
+def _accesses(known: KnownKernel) -> str:
+    """Say what is known of a kernel: all ranges, through which parameters, or why nothing."""
+    if known.state != "analysed":
+        return known.state
+    if reasons := sorted({*known.unknown_reads, *known.unknown_writes}):
+        return f"unknown: {', '.join(reasons)}"
+    return "ranges" if known.ranges_read and known.ranges_written else "parameters"
 
 
 def _facts(process: Process, node: Node, *, ended: bool) -> Text:
@@ -236,5 +268,7 @@ def _kernel_columns() -> list[Column[Kernel]]:
         Column("LAUNCHES", 10, lambda k: str(k.launches), lambda k: -k.launches, right=True),
         Column("MODULE", 16, lambda k: plain(k.module), lambda k: k.module, rank=1),
         Column("SUSPECT", 9, _suspect, lambda k: (not k.suspect, -k.launches)),
+        Column("ACCESSES", 18, lambda k: plain(k.accesses), lambda k: k.accesses, rank=2),
+        Column("AGAIN", 8, lambda k: plain(k.again), lambda k: k.again, rank=2),
         Column("KERNEL", 0, lambda k: plain(k.name), lambda k: k.name),
     ]

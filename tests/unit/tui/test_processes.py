@@ -93,6 +93,30 @@ def test_a_form_that_one_leaves_does_nothing() -> None:
     run(body)
 
 
+def test_what_is_known_of_kernels() -> None:
+    features = (*FEATURES, "process-kernels", "kernel-analysis")
+    node, link = fake_node(process(4711), features=features)
+    names = ("copy", "chase", "new", "other")
+    link.answers["ListKernels"] = [[name, "00ff", 9 - n, False] for n, name in enumerate(names)]
+    known = {"Module": "00ff", "State": "analysed", "RangesRead": True, "RangesWritten": True}
+    link.answers["DescribeKernels"] = [
+        known | {"Name": "copy", "Idempotent": "always"},
+        known | {"Name": "chase", "UnknownReads": ["loaded"]},
+        {"Name": "new", "Module": "00ff", "State": "waiting"},
+    ]
+
+    async def body() -> None:
+        async with opened(node, LARGE) as pilot:
+            await pilot.press("enter", "left")
+            await until_shown(pilot, "ACCESSES", "ranges", "always", "unknown: loaded", "waiting")
+            link.answers["DescribeKernels"] = CommandError("Busy", "a job works on it; wait")
+            await pilot.press("a")
+            await until(pilot, lambda: "unknown: loaded" not in text(pilot), "the short answer")
+            await until_shown(pilot, "copy", "other")
+
+    run(body)
+
+
 def test_a_process_that_ends_under_its_form() -> None:
     node, link = fake_node(gpu(), gpu(1), process(1), process(2), features=(*FEATURES, "migrate"))
 
