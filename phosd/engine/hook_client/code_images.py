@@ -2,6 +2,7 @@
 
 import enum
 import mmap
+import zlib
 from dataclasses import dataclass
 
 from phosd.engine.hook_client.wire import IMAGE, Garbled, decode_rows
@@ -10,7 +11,7 @@ MAX_IMAGES = 1 << 16
 """Most images accepted from one program."""
 MAX_BYTES = 1 << 30
 """Of an image that is read. The largest fat binary of PyTorch has some 100 MB."""
-_HEAD, _TAIL = 8 << 10, 4 << 10
+_HEAD, _TAIL, _WHOLE = 8 << 10, 4 << 10, 8 << 20
 _WORD = (1 << 64) - 1
 
 
@@ -51,8 +52,12 @@ def hash_of(data: bytes | mmap.mmap) -> int:
     """Return the hash that the hook gives an image (``phosd/hook/code/modules.cpp``)."""
     head = data[:_HEAD]
     tail = data[max(len(head), len(data) - _TAIL) :]
+    parts = [head, tail]
+    if len(data) <= _WHOLE:
+        middle = zlib.adler32(data[len(head) : len(data) - len(tail)])
+        parts.append(middle.to_bytes(8, "little"))
     mixed = len(data)
-    for part in (head, tail):
+    for part in parts:
         for at in range(0, len(part), 8):
             word = int.from_bytes(part[at : at + 8], "little")
             mixed = ((mixed ^ word) * 0x9E3779B97F4A7C15) & _WORD

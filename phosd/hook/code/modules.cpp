@@ -20,9 +20,11 @@ namespace phos::modules {
 namespace {
 
 // A fat binary may have hundreds of megabytes that are never read: its head, tail and size identify
-// it well enough.
+// it well enough. What was compiled at run time is smaller, and may differ from its like in a
+// number in the middle: of that all bytes count.
 constexpr size_t kHead = 8 << 10;
 constexpr size_t kTail = 4 << 10;
+constexpr uint64_t kWhole = 8u << 20;
 
 // The formats of an image, by their first bytes. PTX text has no magic.
 constexpr uint32_t kFatWrapper = 0x4662'43B1;
@@ -56,9 +58,41 @@ uint64_t mix(uint64_t hash, const unsigned char* bytes, size_t size) {
     return hash;
 }
 
-uint64_t hash_ends(const unsigned char* head, size_t head_size, const unsigned char* tail,
-                   size_t tail_size, uint64_t size) {
-    const uint64_t hash = mix(mix(size, head, head_size), tail, tail_size);
+// Adler-32 of what is between head and tail, as zlib has it.
+struct Middle {
+    uint32_t low = 1;
+    uint32_t high = 0;
+
+    void add(const unsigned char* bytes, size_t size) {
+        constexpr uint32_t kPrime = 65521;
+        constexpr size_t kMost = 5552;  // before `high` may overflow
+        for (size_t at = 0; at < size;) {
+            const size_t end = std::min(size, at + kMost);
+            for (; at < end; ++at) high += low += bytes[at];
+            low %= kPrime;
+            high %= kPrime;
+        }
+    }
+    bool add_file(int file, uint64_t begin, uint64_t end) {
+        unsigned char part[16 << 10];
+        while (begin < end) {
+            const size_t most = std::min<uint64_t>(sizeof part, end - begin);
+            const ssize_t got = pread(file, part, most, static_cast<off_t>(begin));
+            if (got <= 0) return false;
+            add(part, static_cast<size_t>(got));
+            begin += static_cast<uint64_t>(got);
+        }
+        return true;
+    }
+    uint64_t sum() const { return uint64_t{high} << 16 | low; }
+};
+
+// `middle` of an image of at most kWhole bytes.
+uint64_t hash_of_parts(const unsigned char* head, size_t head_size, const unsigned char* tail,
+                       size_t tail_size, uint64_t size, const Middle& middle) {
+    uint64_t hash = mix(mix(size, head, head_size), tail, tail_size);
+    const uint64_t sum = middle.sum();
+    if (size <= kWhole) hash = mix(hash, reinterpret_cast<const unsigned char*>(&sum), sizeof sum);
     return hash ? hash : 1;
 }
 
@@ -118,7 +152,9 @@ void note_image(const void* handle, const void* image) {
     if (size) {
         const size_t head = std::min<uint64_t>(size, kHead);
         const size_t tail = std::min<uint64_t>(size - head, kTail);
-        hash = hash_ends(bytes, head, bytes + size - tail, tail, size);
+        Middle middle;
+        if (size <= kWhole) middle.add(bytes + head, size - head - tail);
+        hash = hash_of_parts(bytes, head, bytes + size - tail, tail, size, middle);
         images::note(hash, bytes, size);
     }
     note(handle, hash);
@@ -136,9 +172,13 @@ void note_file(const void* handle, const char* path) {
         const size_t rest = in_head > 0 ? size - std::min<uint64_t>(size, kHead) : 0;
         const size_t wanted = std::min<uint64_t>(rest, kTail);
         const ssize_t in_tail = pread(file, tail, wanted, static_cast<off_t>(size - wanted));
-        if (in_head > 0 && in_tail >= 0) {
-            hash = hash_ends(head, static_cast<size_t>(in_head), tail, static_cast<size_t>(in_tail),
-                             size);
+        Middle middle;
+        const bool whole =
+            in_head > 0 && in_tail >= 0 &&
+            (size > kWhole || middle.add_file(file, static_cast<uint64_t>(in_head), size - wanted));
+        if (whole) {
+            hash = hash_of_parts(head, static_cast<size_t>(in_head), tail,
+                                 static_cast<size_t>(in_tail), size, middle);
             images::note_file(hash, path_of(file).c_str(), size);
         }
     }
