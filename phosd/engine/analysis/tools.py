@@ -2,13 +2,15 @@
 
 Both are proprietary: they come with the extra ``analysis`` or with the CUDA toolkit, and are never
 part of phosd. A tool is a child that can do little (``cage``): it has limits on processor time,
-memory and output, no network, and nobody's rights where phosd is root. Its input is a memory file.
+memory and output, no network, and where phosd is root an id that no user has. Its input is a memory
+file.
 
 A process that is confined itself opens the tools before (:func:`keep_open`), when it can still
 reach them.
 """
 
 import os
+import secrets
 import shutil
 import signal
 import subprocess
@@ -29,7 +31,8 @@ DEADLINE_SECONDS = 900
 MEMORY_BYTES = 8 << 30
 OUTPUT_BYTES = 4 << 30
 _MESSAGE_BYTES = 2000
-NOBODY = 65534
+_IDS = range(61184, 65520)
+"""Of users that are there only while a service runs, by systemd's division of the numbers."""
 _CAGE = Path(__file__).with_name("cage.py")
 
 
@@ -50,6 +53,13 @@ def keep_open() -> None:
     for tool in Tool:
         with suppress(Internal):
             _open[tool] = os.open(find(tool), os.O_RDONLY | os.O_CLOEXEC)
+
+
+def nobody() -> int:
+    """Return an id for a process that is to have no rights: another one each time, since processes
+    of one id can end each other, and look into each other's memory.
+    """
+    return secrets.choice(_IDS)
 
 
 def version() -> str:
@@ -126,8 +136,9 @@ def _call(words: list[str], inherited: tuple[int, ...], output: int, said: int) 
             cage.end_with(parent)
     else:
         if os.geteuid() == 0:
+            one = nobody()
             words = privileges.command(
-                words, uid=NOBODY, gid=NOBODY, groups=(), as_others=True, bounded=True
+                words, uid=one, gid=one, groups=(), as_others=True, bounded=True
             )
         words = [sys.executable, "-I", "-S", str(_CAGE), *map(str, limits), *words]
     child = subprocess.Popen(

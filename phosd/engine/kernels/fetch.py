@@ -12,6 +12,7 @@ from phosd.engine.hook_client.code_images import MAX_BYTES, CodeImage, Held
 from phosd.engine.kernels.module import Module, memory_file
 from phosd.engine.kernels.reader import Orders
 from phosd.engine.system import procfs
+from phosd.engine.system.host_memory import available_memory
 from phosd.engine.system.native import python_environment
 from phosd.engine.system.procfs import ProcessId
 from phosd.engine.system.reaping import reap_later
@@ -19,6 +20,8 @@ from phosd.errors import Cancelled, NoSuchProcess, Timeout, Unsupported
 
 PATIENCE = 20.0
 """Seconds that the copy may take. A file system or memory that never answers ends it."""
+_SHARE = 8
+"""Of the host's free memory an image may be one part in so many."""
 _LOOK_SECONDS = 0.02
 
 
@@ -34,7 +37,8 @@ def fetch(
     """
     if image.held is Held.NOT_KEPT:
         raise _no_bytes("the program has not kept it, as it keeps no more of what it compiles")
-    if not 0 < image.size <= MAX_BYTES or not 0 <= image.address < 1 << 63:
+    most = min(MAX_BYTES, available_memory() // _SHARE)
+    if not 0 < image.size <= most or not 0 <= image.address < 1 << 63:
         raise _no_bytes(f"{image.size} bytes at {image.address:#x} are no image that is read")
     copy = memory_file("module")
     try:

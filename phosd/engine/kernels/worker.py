@@ -3,8 +3,8 @@
     python -m phosd.engine.kernels.worker ORDERS MODULE ANSWER
 
 The three are descriptors of files: JSON (:class:`Orders`), the module, and one that lines of JSON
-are appended to (:class:`Line`). It runs when nothing else wants to, as nobody, without network, and
-within its limits. It may be killed at any time: the lines that there are count.
+are appended to (:class:`Line`). It runs when nothing else wants to, with an id that no user has,
+without network, and within its limits. It may be killed at any time: what lines there are count.
 """
 
 import contextlib
@@ -87,7 +87,8 @@ def _confine(orders: Orders) -> None:
         import zstandard  # noqa: F401
     cage.be_idle()
     if os.geteuid() == 0:
-        privileges.become(tools.NOBODY, tools.NOBODY, ())
+        one = tools.nobody()
+        privileges.become(one, one, ())
     cage.limit(orders.seconds, orders.memory, orders.output)
     cage.confine()
     cage.end_with(parent)
