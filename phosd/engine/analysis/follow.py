@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
 
+from phosd.engine.analysis.addresses import place_of
 from phosd.engine.analysis.atoms import Atoms
 from phosd.engine.analysis.conditions import Condition, Facts, Opaque, implied, table
 from phosd.engine.analysis.control_flow import Block, Edge, Graph, Loop, Unknown, build
@@ -21,9 +22,8 @@ from phosd.engine.analysis.cubin import Kernel
 from phosd.engine.analysis.disassembly import INSTRUCTION_BYTES, Instruction
 from phosd.engine.analysis.instructions import handler
 from phosd.engine.analysis.moves import select
-from phosd.engine.analysis.opcodes import ACCESSES, KNOWN, Use, in_order, results, size
+from phosd.engine.analysis.opcodes import ACCESSES, KNOWN, STORES, Use, in_order, results
 from phosd.engine.analysis.operands import (
-    Address,
     NotUnderstood,
     parse_all,
     parse_guard,
@@ -43,7 +43,6 @@ from phosd.engine.analysis.terms import (
     difference,
     modulo,
     number,
-    total,
 )
 from phosd.engine.analysis.words import Word, Words
 
@@ -55,7 +54,9 @@ _LOADS = frozenset(("LD", "LDG", "LDL", "LDS", "LDSM", "ATOM", "ATOMG", "ATOMS")
 
 @dataclass(frozen=True)
 class Access:
-    """An instruction's access to ``size`` bytes at ``address``; ``facts`` hold there. With
+    """An instruction's access to ``size`` bytes at ``address``; ``facts`` hold there.
+
+    With ``through_map``, it is to what the tensor map at ``address`` describes. With
     ``after_write``, whoever gets there has written all of these bytes before: what is read is not
     what was there before the launch.
     """
@@ -66,6 +67,7 @@ class Access:
     address: Term
     size: int
     facts: Facts
+    through_map: bool = False
     after_write: bool = False
 
 
@@ -93,7 +95,7 @@ class Carried:
 class Followed:
     """What was found in a kernel. ``carried`` is by the loops' atoms; ``again`` has what holds on
     all edges back to a header, and ``met`` what holds on each of the ways that meet in a block.
-    ``prints`` is set if it may print.
+    ``parameter_bytes`` is the size of its parameters, and ``prints`` set if it may print.
     """
 
     atoms: Atoms
@@ -102,7 +104,8 @@ class Followed:
     loops: dict[int, Loop]
     again: dict[int, Facts]
     met: dict[int, list[Facts]]
-    prints: bool = False
+    parameter_bytes: int
+    prints: bool
 
 
 def follow(kernel: Kernel, code: Sequence[Instruction]) -> Followed:
@@ -131,7 +134,14 @@ def _follow(kernel: Kernel, code: Sequence[Instruction]) -> Followed:
         sweep = _Sweep(values, code, graph)
         sweep.run()
     return Followed(
-        atoms, sweep.accesses, sweep.carried, graph.loops, sweep.again, sweep.met, sweep.prints
+        atoms,
+        sweep.accesses,
+        sweep.carried,
+        graph.loops,
+        sweep.again,
+        sweep.met,
+        kernel.size,
+        sweep.prints,
     )
 
 
@@ -404,35 +414,20 @@ class _Sweep:
         return ""
 
     def _access(self, step: Step, instruction: Instruction, name: str, stores: Stores) -> Stores:
-        use = ACCESSES[name]
-        places = [operand for operand in step.operands if isinstance(operand, Address)]
-        if len(places) != (2 if name == "LDGSTS" else 1):  # its first one is of shared memory
-            raise Unknown(f"address of {name}")
-        place = places[-1]
-        extended = "E" in step.modifiers
-        if len(place.registers) > 1 or (place.registers and not (place.wide[0] or extended)):
-            raise Unknown(f"address of {name}")
-        term = number(place.offset)
-        if place.registers:
-            low, high = registers_from(place.registers[0], 2)
-            words = self.values.words
-            try:
-                term = total(term, words.whole(words.pair(step.held(low), step.held(high))))
-            except TooLarge:
-                term = self.values.lost(64)
+        place = place_of(step, name, ACCESSES[name])
         access = Access(
             step.at,
             instruction.opcode,
-            use,
-            modulo(term, 64),
-            size(name, step.modifiers),
+            place.use,
+            place.address,
+            place.size,
             step.facts,
+            place.through_map,
         )
-        if use is Use.WRITTEN:
-            stores = stores.with_one(access.address, access.size, step.given)
-        elif in_order(name, step.modifiers) and stores.cover(
-            access.address, access.size, access.facts
-        ):
+        where = access.address, access.size
+        if name in STORES:
+            stores = stores.with_one(*where, step.given)
+        elif in_order(name, step.modifiers) and stores.cover(*where, access.facts):
             access = replace(access, after_write=True)
         self.accesses.append(access)
         return stores

@@ -121,7 +121,7 @@ def _overwritten(loads: Sequence[Access], stores: Sequence[Access]) -> Iterator[
     """Yield how threads overwrite what they read."""
     by_term: dict[Term, list[tuple[int, int]]] = {}
     for access in stores:
-        if not _depends(access):
+        if not _depends(access) and not access.through_map:
             base, offset = access.address.without_constant()
             by_term.setdefault(base, []).append((offset, access.size))
     for access in loads:
@@ -129,6 +129,8 @@ def _overwritten(loads: Sequence[Access], stores: Sequence[Access]) -> Iterator[
             continue
         if access.use is Use.BOTH:
             yield _ATOMIC
+            continue
+        if access.through_map:
             continue
         base, offset = access.address.without_constant()
         for other, size in by_term.get(base, ()):

@@ -11,6 +11,10 @@ _SPECIAL = {
     **{f"SR_CTAID.{axis}": f"ctaid.{axis.lower()}" for axis in "XYZ"},
     "SR_LANEID": "laneid",
 }
+_SHARED_WINDOW = "SR_SWINHI"
+"""The upper half of generic addresses of shared memory."""
+SHARED_AT = ("constant", _SHARED_WINDOW)
+"""The place of what is there."""
 _OF_SYMBOL = ("32@lo(", "32@hi(")
 """Halves of an address that the loader writes into the instruction."""
 _SIZES = {"U8": 1, "S8": 1, "U16": 2, "S16": 2, "64": 8, "128": 16}
@@ -44,6 +48,8 @@ def load_special(step: Step) -> State:
     name = getattr(step.operands[1], "text", "")
     if name == "SRZ":
         return step.result(step.operands[0], *[ZERO] * (1 if "32" in step.modifiers else 2))
+    if name == _SHARED_WINDOW:
+        return step.result(step.operands[0], *step.values.constant(name, 32, "shared memory"))
     if name not in _SPECIAL:
         raise NotModelled
     return step.result(step.operands[0], step.values.atoms.thread(_SPECIAL[name]))
@@ -81,6 +87,8 @@ def _is_same(atom: Atom) -> bool:
             return _same_in_block(atom.args[0])
         case Kind.COMMON:
             return all(map(_same_in_block, atom.args[0]))
+        case Kind.UNKNOWN:
+            return isinstance(atom.args[0], tuple) and atom.args[0][0] == "constant"
     return False
 
 

@@ -19,7 +19,7 @@ _WITHOUT_RESULT = _names("""
 BAR BPT BRA BRX BREAK BSSY BSYNC CCTL CCTLL CGAERRBAR DEPBAR ENDCOLLECTIVE ERRBAR EXIT FENCE KILL
 LDGDEPBAR LDGSTS MEMBAR NANOSLEEP NOP PREEXIT RED REDG RET ST STAS STG STL STS STSM UCGABAR_ARV
 UCGABAR_WAIT UTMACCTL USETSHMSZ UTMACMDFLUSH UTMAPF WARPSYNC WARPGROUP WARPGROUPSET YIELD ACQBULK
-ARRIVES PMTRIG
+ARRIVES PMTRIG UBLKCP UBLKPF UBLKRED UTMALDG UTMAREDG UTMASTG
 """)
 _WITH_RESULT = _names("""
 ATOM ATOMG ATOMS B2R BMOV BMSK BREV CS2R DADD DFMA DMNMX DMUL DSETP F2F F2FP F2I F2IP FADD FCHK
@@ -109,15 +109,22 @@ ACCESSES = {
     "ATOMG": Use.BOTH,
     "RED": Use.BOTH,
     "REDG": Use.BOTH,
+    "UBLKCP": Use.BOTH,
+    "UBLKRED": Use.BOTH,
+    "UTMALDG": Use.READ,
+    "UTMAREDG": Use.BOTH,
+    "UTMASTG": Use.WRITTEN,
 }
-"""Instructions that access global memory, or generic addresses, which may be of it."""
+"""Instructions that access global memory, or generic addresses, which may be of it: at most so."""
+STORES = frozenset(("ST", "STG"))
+"""Those that have stored, for their thread, all bytes that they may access."""
 
 
 def in_order(name: str, modifiers: tuple[str, ...]) -> bool:
     """Return whether a load sees what its thread has stored before it: asynchronous copies, and
     loads through the cache for what does not change, may not.
     """
-    return name != "LDGSTS" and "CONSTANT" not in modifiers
+    return name[0] != "U" and name != "LDGSTS" and "CONSTANT" not in modifiers
 
 
 _SIZES = {"U8": 1, "S8": 1, "U16": 2, "S16": 2, "64": 8, "128": 16}

@@ -10,16 +10,19 @@ half was made from, but for what is multiplied, if the lower half was made from 
 There is no memory below 4 GiB: a lower half alone is no pointer.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from phosd.engine.analysis.conditions import Facts, alternative, of_launch
 from phosd.engine.analysis.evaluation import Evaluation, Launch
 from phosd.engine.analysis.follow import Access, Followed
+from phosd.engine.analysis.moves import SHARED_AT
+from phosd.engine.analysis.step import PARAMETERS_AT
 from phosd.engine.analysis.terms import Atom, Kind, Term, terms_in
 
 POINTER_BYTES = 8
+TENSOR_MAP_BYTES = 128
 _UPPER = 1 << 32
 
 
@@ -27,28 +30,38 @@ _UPPER = 1 << 32
 class Origin:
     """Offsets of the parameters that an address may come from; ``unknown`` are reasons why it may
     come from elsewhere. ``anywhere`` is set if it may come from any of the parameters' words, and
-    ``decided`` if some launches' parameters rule out all that is unknown.
+    ``decided`` if some launches' parameters rule out all that is unknown. It may be none of global
+    memory if it is ``shared``.
     """
 
     parameters: frozenset[int]
     unknown: frozenset[str]
     anywhere: bool = False
     decided: bool = False
+    shared: bool = False
+
+    @property
+    def is_global(self) -> bool:
+        """Whether it may be an address of global memory."""
+        return not self.shared or bool(self.parameters or self.unknown or self.anywhere)
 
 
 def origin(followed: Followed, access: Access, launch: Launch | None = None) -> Origin:
     """Return where the address of an access comes from: for any launch, or for this one, whose
     parameters may say which way threads take.
     """
+    if access.through_map:
+        return _through_map(followed, access)
     search = _searched(followed, access, launch)
     decided = False
     if search.unknown and launch is None:
         best = _searched(followed, access, launch, decided=True)
-        decided = bool(best.parameters or best.anywhere) and not best.unknown
-    if not search.parameters and not search.unknown and not search.anywhere:
-        search.unknown.add("no pointer")
-    parameters, unknown = frozenset(search.parameters), frozenset(search.unknown)
-    return Origin(parameters, unknown, search.anywhere, decided)
+        decided = bool(best.parameters or best.anywhere or best.shared) and not best.unknown
+    found = search.parameters or search.unknown or search.anywhere or search.shared
+    unknown = frozenset(search.unknown if found else ("no pointer",))
+    return Origin(
+        frozenset(search.parameters), unknown, search.anywhere, decided, bool(search.shared)
+    )
 
 
 def _searched(
@@ -60,6 +73,44 @@ def _searched(
     except RecursionError:  # a chain of very many loops
         search.unknown.add("too large")
     return search
+
+
+def _through_map(followed: Followed, access: Access) -> Origin:
+    """Return which parameters are the tensor maps, whose addresses begin them."""
+    size = followed.parameter_bytes
+    offsets = _offsets(followed, access.address, set())
+    if not offsets or not all(0 <= at <= size - TENSOR_MAP_BYTES for at in offsets):
+        return Origin(frozenset(), frozenset(("tensor map",)))
+    return Origin(frozenset(offsets), frozenset())
+
+
+def _offsets(followed: Followed, term: Term, seen: set[Atom]) -> set[int] | None:
+    """Return the offsets of the parameters that a term is the address of; None: not known."""
+    base, offset = term.without_constant()
+    atom = base.atom
+    if atom is None:
+        return None
+    if atom.kind is Kind.UNKNOWN and atom.args[0] == PARAMETERS_AT:
+        return {offset}
+    inner: Sequence[Term] = ()
+    if atom.kind is Kind.CHOICE:
+        inner = atom.args[1]
+    elif atom.kind is Kind.LOOP:
+        if atom in seen:
+            return set()
+        carried = followed.carried[atom]
+        inner = (carried.initial, *carried.again)
+    elif atom.kind in (Kind.SIGNED, Kind.UNSIGNED) and atom.args[0] == 64:
+        inner = (atom.args[1],)
+    if not inner or (offset and atom.kind is Kind.LOOP):
+        return None
+    found: set[int] = set()
+    for one in inner:
+        below = _offsets(followed, one, seen | {atom})
+        if below is None:
+            return None
+        found |= {offset + each for each in below}
+    return found
 
 
 class _Search:
@@ -78,6 +129,7 @@ class _Search:
         self.parameters: set[int] = set()
         self.unknown: set[str] = set()
         self.anywhere = False
+        self.shared = False
 
     def term(self, term: Term) -> None:
         alone = [(one[0], factor) for one, factor in term.parts.items() if len(one) == 1]
@@ -89,6 +141,7 @@ class _Search:
             for each in (_UPPER, 1)
         )
         pointers = upper.slots(4) & lower.slots(0)
+        self.shared |= upper.shared
         if upper.unknown or upper.indexed or pointers:
             self.parameters |= pointers
             self.unknown |= upper.unknown | lower.unknown
@@ -136,6 +189,7 @@ class _Search:
             self._seen = one._seen
             self.parameters |= one.parameters
             self.anywhere |= one.anywhere
+            self.shared |= one.shared
 
     def _places(self, key: tuple[Any, ...], count: int) -> Collection[int]:
         """Return which alternatives a choice may take."""
@@ -147,11 +201,14 @@ class _Search:
 
 @dataclass
 class _Leaves:
-    """What numbers were made from: parameters, by offset and size, and what is unknown."""
+    """What numbers were made from: parameters, by offset and size, and what is unknown; and
+    whether from where shared memory is.
+    """
 
     parameters: set[tuple[int, int]] = field(default_factory=set)
     unknown: set[str] = field(default_factory=set)
     indexed: bool = False
+    shared: bool = False
 
     def slots(self, half: int) -> set[int]:
         """Return the offsets of numbers of 8 bytes of which the half that begins there is among
@@ -179,8 +236,11 @@ def _leaves(followed: Followed, atoms: Iterable[Atom]) -> _Leaves:
                 found.parameters.add(place)
             case Kind.INDEXED, _:
                 found.indexed = True
-            case Kind.UNKNOWN, (_, _, _, why):
-                found.unknown.add(why)
+            case Kind.UNKNOWN, (place, _, _, why):
+                if place == SHARED_AT:
+                    found.shared = True
+                else:
+                    found.unknown.add(why)
         terms = list(terms_in(atom.args))
         if atom.kind is Kind.LOOP:
             carried = followed.carried[atom]

@@ -50,6 +50,8 @@ def spans(followed: Followed, access: Access, launch: Launch) -> list[Span] | No
 
 def _spans(followed: Followed, access: Access, launch: Launch) -> list[Span] | None:
     found = []
+    if access.through_map:
+        return None
     for case in cases(followed, access, launch):
         ends = case.bounds(access.address)
         if ends is None:  # this case cannot be

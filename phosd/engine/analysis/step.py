@@ -43,6 +43,13 @@ _DIMENSIONS = ("ntid.x", "ntid.y", "ntid.z", "nctaid.x", "nctaid.y", "nctaid.z")
 """At the beginning of constant bank 0, 4 bytes each, from Turing to Hopper."""
 
 
+PARAMETERS_AT = ("constant", (0, 0x198))
+"""Where in constant bank 0 the address of the parameters is, and the place of what is there, where
+these begin at ``_HOPPER_BASE``.
+"""
+_HOPPER_BASE = 0x210
+
+
 class NotModelled(Exception):
     """The results of an instruction in this form may be anything."""
 
@@ -193,6 +200,8 @@ class Step:
                 for at in range(offset, offset + size, 8)
                 for word in values.split(values.atoms.parameter(at, 8), 8)
             ]
+        if kernel.base == _HOPPER_BASE and size == 8 and operand.offset == PARAMETERS_AT[1][1]:
+            return values.constant(PARAMETERS_AT[1], 64, "address of parameters")
         found: list[Word] = []
         for at in range(operand.offset, operand.offset + size, 4):
             if size >= 4 and at % 4 == 0 and at < 4 * len(_DIMENSIONS):

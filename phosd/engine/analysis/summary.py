@@ -135,7 +135,9 @@ def of_code(kernel: Kernel, code: Sequence[Instruction]) -> Summary:
         followed = follow(kernel, code)
     except Unknown as error:
         return Summary(kernel, error.reason)
-    accesses = tuple((access, origin(followed, access)) for access in followed.accesses)
+    found = ((access, origin(followed, access)) for access in followed.accesses)
+    accesses = tuple((access, came) for access, came in found if came.is_global)
+    followed.accesses = [access for access, _ in accesses]
     roles: dict[int | str, Use] = {}
     for access, came in accesses:
         for offset in (*sorted(came.parameters), *((ANY,) if came.anywhere else ())):

@@ -8,11 +8,11 @@ import pytest
 
 from phosd.engine.analysis.control_flow import Unknown
 from phosd.engine.analysis.evaluation import Launch
-from phosd.engine.analysis.follow import Followed
+from phosd.engine.analysis.follow import Followed, follow
 from phosd.engine.analysis.opcodes import Use
 from phosd.engine.analysis.provenance import Origin, origin
 from phosd.engine.analysis.ranges import Span, spans
-from tests.unit.engine.analysis.listing import PREPARED, followed
+from tests.unit.engine.analysis.listing import PREPARED, code, followed, kernel
 
 POINTER = 0x10000
 
@@ -56,7 +56,6 @@ def test_who_has_left_accesses_nothing(leave: str, threads: int) -> None:
 @pytest.mark.parametrize(
     ("instruction", "reason"),
     [
-        ("UTMASTG.2D [UR20],[UR4]", "instruction UTMASTG"),
         ("NOVELTY R4,R5", "instruction NOVELTY"),
         ("BRX R4,-0x40", "indirect branch"),
         ("BRA 0x4000", "branch to elsewhere"),
@@ -65,8 +64,6 @@ def test_who_has_left_accesses_nothing(leave: str, threads: int) -> None:
         ("BRA `(.L_x_1)", "branch to elsewhere"),
         ("CALL.REL.NOINC other", "call of another function"),
         ("CALL.ABS.NOINC R4", "call of a pointer"),
-        ("STG.E desc[UR4][R4.64+UR6],RZ", "address of STG"),
-        ("STG.E nothing,RZ", "address of STG"),
         ("CCTL.E.RML2 [R4]", "instruction CCTL"),
         ("@MAYBE IADD3 R4,R5,R6,RZ", "guard @MAYBE"),
     ],
@@ -331,6 +328,87 @@ def test_a_sign_of_bytes() -> None:
         assert found == (None if at is None else [Span(at, at + 1)])
 
 
+@pytest.mark.parametrize(
+    "form",
+    [
+        "STG.E desc[UR4][R4.64+UR6],RZ",
+        "STG.E nothing,RZ",
+        "STG [R4],RZ",
+        "LDGSTS.E [R4.64],nothing",
+        "LDGSTS.E [R4.64]",
+        "UBLKCP.S.S [UR4],[UR6],UR8",
+        "UBLKCP.S.G [UR4]",
+        "UTMALDG.2D [UR4]",
+    ],
+)
+def test_an_address_in_a_form_that_is_not_known(form: str) -> None:
+    """It may be any; what else the kernel accesses is known all the same."""
+    name = form.split()[0].split(".")[0]
+    found = followed(f"{PREPARED}{form}\nSTG.E [R2.64],RZ\nEXIT")
+    unknown, known = found.accesses
+    assert origin(found, unknown).unknown == {
+        "tensor map" if name == "UTMALDG" else f"address of {name}"
+    }
+    assert origin(found, known).parameters == {0}
+    assert where(found) == [None, [Span(POINTER, POINTER + 4)]]
+
+
+@pytest.mark.parametrize(
+    ("form", "use", "size"),
+    [
+        ("UBLKCP.S.G [UR8],[UR4],UR6", Use.READ, 1024),
+        ("UBLKCP.G.S [UR4],[UR8],UR6", Use.WRITTEN, 1024),
+        ("UBLKRED.G.S.ADD [UR4],[UR8],UR6", Use.BOTH, 1024),
+        ("UBLKCP.G.S [UR4],[UR8],UR9", Use.WRITTEN, None),
+    ],
+)
+def test_copies_in_bulk(form: str, use: Use, size: int | None) -> None:
+    found = followed(f"ULDC.64 UR4,c[0x0][0x210]\nUMOV UR6,0x40\n{form}\nEXIT")
+    (access,) = found.accesses
+    assert access.use is use
+    assert origin(found, access).parameters == {0}
+    assert where(found) == [None if size is None else [Span(POINTER, POINTER + size)]]
+
+
+MAP = "ULDC.64 UR4,c[0x0][0x198]\n"
+
+
+@pytest.mark.parametrize(
+    ("map_", "parameters"),
+    [
+        ("UIADD3 UR6,UP0,UR4,0x40,URZ\nUIADD3.X UR7,URZ,UR5,URZ,UP0,!UPT", {0x40}),
+        ("UMOV UR6,0x80\nUMOV UR7,URZ\nUIADD3.64 UR6,UR4,UR6,URZ", {0x80}),
+        ("UMOV UR6,0x84\nUMOV UR7,URZ\nUIADD3.64 UR6,UR4,UR6,URZ", set()),  # behind the end
+        ("UMOV UR6,UR4\nUMOV UR7,UR5", {0}),
+        ("ULDC.64 UR6,c[0x0][0x210]", set()),  # in memory
+        ("R2UR UR6,R0\nUMOV UR7,URZ\nUIADD3.64 UR6,UR4,UR6,URZ", set()),
+        (
+            "UISETP.NE.AND UP0,UPT,UR9,URZ,UPT\nUIADD3 UR6,UP1,UR4,0x40,URZ\n"
+            "UIADD3.X UR7,URZ,UR5,URZ,UP1,!UPT\nUSEL UR6,UR6,UR4,UP0\nUSEL UR7,UR7,UR5,UP0",
+            {0, 0x40},
+        ),
+    ],
+)
+@pytest.mark.parametrize(
+    ("form", "use"),
+    [
+        ("UTMALDG.2D [UR8],[UR6],desc[UR10]", Use.READ),
+        ("UTMASTG.2D [UR8],[UR6]", Use.WRITTEN),
+        ("UTMAREDG.2D.ADD [UR8],[UR6]", Use.BOTH),
+    ],
+)
+def test_tensor_maps_among_the_parameters(
+    map_: str, parameters: set[int], form: str, use: Use
+) -> None:
+    found = follow(kernel(256), code(f"{PREPARED}{MAP}{map_}\n{form}\nEXIT"))
+    (access,) = found.accesses
+    came = origin(found, access)
+    assert access.use is use
+    assert came.parameters == parameters
+    assert came.unknown == (set() if parameters else {"tensor map"})
+    assert spans(found, access, Launch(bytes(256), (32, 1, 1), (1, 1, 1))) is None
+
+
 HALVES = "LDC.64 R8,c[0x0][0x218]\nLDG.E R10,[R2.64]\nMOV R12,c[0x0][0x228]\n"
 
 
@@ -393,6 +471,25 @@ def test_addresses_that_the_loader_writes() -> None:
 def test_shared_memory_does_not_count(instruction: str) -> None:
     found = followed(f"{PREPARED}{instruction}\nSTG.E [R2.64],RZ\nEXIT")
     assert where(found) == [[Span(POINTER, POINTER + 4)]]
+
+
+@pytest.mark.parametrize(
+    ("upper", "parameters", "unknown"),
+    [
+        ("MOV R5,UR4", set(), False),
+        ("SEL R5,R3,UR4,P3\nSEL R4,R2,R4,P3", {0}, False),
+        ("IMAD R5,R10,0x1,RZ", set(), True),
+    ],
+)
+def test_generic_addresses_of_shared_memory(
+    upper: str, parameters: set[int], unknown: bool
+) -> None:
+    text = f"{PREPARED}LDG.E R10,[R2.64]\nS2UR UR4,SR_SWINHI\nIADD3 R4,R10,0x20,RZ\n{upper}\n"
+    found = followed(f"{text}ST.E [R4.64],RZ\nEXIT")
+    came = origin(found, found.accesses[-1])
+    assert came.parameters == parameters
+    assert bool(came.unknown) is unknown
+    assert came.is_global is (unknown or bool(parameters))
 
 
 def test_a_chain_of_many_loops_is_known_or_not() -> None:
