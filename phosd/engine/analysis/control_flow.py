@@ -174,7 +174,12 @@ def build(code: Sequence[Instruction], entry: int, branches: Branches) -> Graph:
                 raise Unknown("runs out of its code")
             blocks[edge.to].into.append(edge)
     order = _order(blocks, entry)
-    return Graph(blocks, order, _loops(blocks, order))
+    loops = _loops(blocks, order)
+    if loops is None:
+        order = _order(blocks, _give_headers(blocks, entry, len(code)))
+        loops = _loops(blocks, order)
+        assert loops is not None
+    return Graph(blocks, order, loops)
 
 
 def _explore(
@@ -205,6 +210,86 @@ def _explore(
             at += 1
             leaders.add(at)
     return jumps, leaders & seen
+
+
+def _give_headers(blocks: dict[int, Block], entry: int, name: int) -> int:
+    """Let each loop be entered in one block, and return where the function begins.
+
+    Before the several blocks in which a loop is entered comes another that is empty, and from which
+    a thread may go to any of them: those are more ways than there are. They are named from ``name``
+    on.
+    """
+    begin = entry
+    ahead = [set(blocks)]
+    while ahead:
+        inside = ahead.pop()
+        for loop in _components(blocks, inside):
+            entries = {
+                one
+                for one in loop
+                if one == begin or any(edge.source not in loop for edge in blocks[one].into)
+            }
+            if len(entries) > 1:
+                header = blocks[name] = Block(name, name)
+                for one in sorted(entries):
+                    _redirect(blocks, one, header)
+                begin = name if begin in entries else begin
+                name += 1
+                ahead.append(loop)
+            else:
+                ahead.append(loop - entries)
+    return begin
+
+
+def _redirect(blocks: dict[int, Block], to: int, header: Block) -> None:
+    """Let all that leads to a block lead to the header, and that to the block."""
+    for edge in blocks[to].into:
+        instead = Edge(edge.source, header.begin, edge.guard)
+        out = blocks[edge.source].out
+        out[out.index(edge)] = instead
+        header.into.append(instead)
+    forth = Edge(header.begin, to, None)
+    blocks[to].into = [forth]
+    header.out.append(forth)
+
+
+def _components(blocks: dict[int, Block], inside: set[int]) -> list[set[int]]:
+    """Return the sets of blocks that lead to each other by edges within ``inside`` (Tarjan)."""
+    found: list[set[int]] = []
+    numbers: dict[int, int] = {}
+    lowest: dict[int, int] = {}
+    open_: dict[int, None] = {}
+    for root in sorted(inside):
+        if root in numbers:
+            continue
+        stack = [(root, iter(blocks[root].out))]
+        numbers[root] = lowest[root] = len(numbers)
+        open_[root] = None
+        while stack:
+            name, edges = stack[-1]
+            for edge in edges:
+                to = edge.to
+                if to not in inside:
+                    continue
+                if to not in numbers:
+                    numbers[to] = lowest[to] = len(numbers)
+                    open_[to] = None
+                    stack.append((to, iter(blocks[to].out)))
+                    break
+                if to in open_:
+                    lowest[name] = min(lowest[name], numbers[to])
+            else:
+                stack.pop()
+                if stack:
+                    above = stack[-1][0]
+                    lowest[above] = min(lowest[above], lowest[name])
+                if lowest[name] == numbers[name]:
+                    component: set[int] = set()
+                    while name not in component:
+                        component.add(open_.popitem()[0])
+                    if len(component) > 1 or any(edge.to == name for edge in blocks[name].out):
+                        found.append(component)
+    return found
 
 
 def _order(blocks: dict[int, Block], entry: int) -> list[int]:
@@ -253,7 +338,8 @@ def _dominators(blocks: dict[int, Block], order: list[int]) -> dict[int, int]:
     return found
 
 
-def _loops(blocks: dict[int, Block], order: list[int]) -> dict[int, Loop]:
+def _loops(blocks: dict[int, Block], order: list[int]) -> dict[int, Loop] | None:
+    """Return the loops by their headers; None: there is one that has none."""
     place = {name: at for at, name in enumerate(order)}
     dominators = _dominators(blocks, order)
     loops: dict[int, Loop] = {}
@@ -265,7 +351,7 @@ def _loops(blocks: dict[int, Block], order: list[int]) -> dict[int, Loop]:
             while place[above] > place[edge.to]:
                 above = dominators[above]
             if above != edge.to:
-                raise Unknown("irreducible loop")
+                return None
             loop = loops.setdefault(edge.to, Loop(edge.to, {edge.to}, []))
             loop.back.append(edge)
             ahead = [name]

@@ -122,7 +122,7 @@ def _follow(kernel: Kernel, code: Sequence[Instruction]) -> Followed:
     graph = build(
         code, kernel.subroutines.get(kernel.name, 0) // INSTRUCTION_BYTES, kernel.branches
     )
-    last = (code[block.end - 1].opcode for block in graph.blocks.values())
+    last = (code[one.end - 1].opcode for one in graph.blocks.values() if one.begin < one.end)
     if any(opcode.startswith("RET") for opcode in last):
         raise Unknown("return to elsewhere")
     atoms = Atoms()

@@ -409,6 +409,38 @@ def test_tensor_maps_among_the_parameters(
     assert spans(found, access, Launch(bytes(256), (32, 1, 1), (1, 1, 1))) is None
 
 
+ENTERED_TWICE = """MOV R6,{begin}
+ISETP.NE.AND P0,PT,R8,RZ,PT
+@P0 BRA 0x70
+IMAD.WIDE R4,R6,0x4,R2
+STG.E [R4.64],RZ
+IADD3 R6,R6,0x1,RZ
+ISETP.LT.AND P1,PT,R6,0x9,PT
+@P1 BRA 0x50
+{end}"""
+
+
+def test_a_loop_that_is_entered_in_two_places() -> None:
+    """In its middle: the store is left out the first time."""
+    found = followed(PREPARED + ENTERED_TWICE.format(begin="0x2", end="EXIT"))
+    (one,) = where(found)
+    assert one is None or (one[0].begin <= POINTER + 8 and one[-1].end >= POINTER + 4 * 9)
+    assert origin(found, found.accesses[0]).parameters == {0}
+
+
+def test_loops_within_one_that_is_entered_in_two_places() -> None:
+    """All go on: an inner loop that a thread enters in its middle, too, and one that begins the
+    kernel.
+    """
+    text = (
+        "@P0 BRA 0x40\nIADD3 R6,R6,0x1,RZ\n@P1 BRA 0x40\nSTG.E [R2.64+0x10],RZ\n"
+        "STG.E [R2.64+0x20],RZ\n@P2 BRA 0x10\n@P3 BRA 0x40\n@P4 BRA 0x30\nBRA 0x0"
+    )
+    found = followed("LDC.64 R2,c[0x0][0x210]\nS2R R0,SR_TID.X\n" + text)
+    places = [access.address.without_constant()[1] for access in found.accesses]
+    assert sorted(places) == [0x10, 0x20]
+
+
 HALVES = "LDC.64 R8,c[0x0][0x218]\nLDG.E R10,[R2.64]\nMOV R12,c[0x0][0x228]\n"
 
 
