@@ -3,8 +3,8 @@
 A step looks at one process: its hook tells which kernels it has launched, and which images it has
 loaded them from. Of the module with most launches among those whose kernels are not all known, the
 bytes are fetched, once for each user; what other processes have launched of the same bytes is known
-already. Modules that were compiled at run time, which are small, are analysed before anything was
-launched.
+already. Modules that were compiled at run time, which are small, come next, launched or not, and at
+last all others that the process has loaded, as far as there is time to spare.
 
 Whose user has used least processor time in the last hour comes first. No process under a job is
 asked anything, and nothing here waits for one.
@@ -54,6 +54,10 @@ _MOST_LOOKED_UP = 512
 """Of the modules that a process has loaded, in their order, and not launched."""
 _MOST_GIVEN_BYTES = 64 << 20
 """Of tables that one process gets; it keeps each as long as it runs."""
+_MOST_UNASKED_BYTES = 4 << 20
+"""Of a table of kernels that are not known to be launched."""
+_SPARE = 0.5
+"""How much of an hour's time may go to what is not known to be launched."""
 _MOST_FRUITLESS = 3
 _MOST_NAMES = 256
 """Of the kernels of a module that are analysed at a time."""
@@ -89,10 +93,12 @@ class KnownKernel:
 class _Watched:
     """What is remembered of a process. ``unread`` has why a module's bytes cannot be had, and
     ``absent`` launched kernels that its module does not have, both by the module's hash.
-    ``given`` has how many kernels are in the tables that the hook has, of ``given_bytes`` in all.
+    ``given`` has of the tables that the hook has, ``given_bytes`` in all, whether they have none
+    but launched kernels, and how many.
     ``settled`` has how many kernels of a module were launched when all of them were known, so that
-    nothing is read again before there are more; ``fruitless`` how many of its analyses ended
-    without a result. ``trouble`` is why the last look came to nothing.
+    nothing is read again before there are more; ``done`` are those that are known as a whole, or
+    given up; ``fruitless`` is how many analyses of it ended without a result. ``trouble`` is why
+    the last look came to nothing.
     """
 
     uid: int
@@ -101,9 +107,10 @@ class _Watched:
     architectures: tuple[int, ...] = ()
     unread: dict[int, str] = field(default_factory=dict)
     absent: dict[int, set[str]] = field(default_factory=dict)
-    given: dict[int, int] = field(default_factory=dict)
+    given: dict[int, tuple[bool, int]] = field(default_factory=dict)
     given_bytes: int = 0
     settled: dict[int, int] = field(default_factory=dict)
+    done: set[int] = field(default_factory=set)
     fruitless: Counter[int] = field(default_factory=Counter)
     quiet_until: float = 0.0
     asked_for: bool = False
@@ -270,16 +277,16 @@ class KernelAnalysis:
                     watched.unread[module] = error.what
                 return True
             if entry is not None:
-                self._give(process, watched, module, entry)
+                self._give(process, watched, module, entry, names)
             watched.settled[module] = len(names or ())
-        return self._look_up(process, watched)
+        return self._look_up(process, watched) or self._look_ahead(process, watched)
 
     def _look_up(self, process: ProcessId, watched: _Watched) -> bool:
         """Look whether something is known of a module that is loaded, and not known to be launched,
         so that the hook has it before anything is counted. Returns whether one was fetched for it.
         """
-        for image in itertools.islice(watched.images.values(), _MOST_LOOKED_UP):
-            if image.hash in watched.settled or image.hash in watched.unread:
+        for image in _first(watched):
+            if image.hash in watched.settled:
                 continue
             if new := self._digest(watched, image.hash) is None:
                 try:
@@ -294,6 +301,26 @@ class KernelAnalysis:
                 return True
         return False
 
+    def _look_ahead(self, process: ProcessId, watched: _Watched) -> bool:
+        """Analyse all of a module that is loaded, the smallest first, if there is time to spare.
+        Returns whether one was.
+        """
+        with self._lock:
+            if self._is_over(watched.uid, self._spent_by(), _SPARE):
+                return False
+        for image in sorted(_first(watched), key=lambda image: image.size):
+            if image.hash in watched.done:
+                continue
+            if not self._is_known(self._entry(watched, image.hash), None, watched):
+                try:
+                    self._analyse(process, watched, image, None)
+                except (Unsupported, Timeout) as error:
+                    watched.unread[image.hash] = error.what
+                watched.settled.pop(image.hash, None)  # there is more to give
+                return True
+            watched.done.add(image.hash)
+        return False
+
     def _in_order(
         self, launched: Mapping[int, Sequence[Kernel]], watched: _Watched
     ) -> Iterator[int]:
@@ -304,7 +331,9 @@ class KernelAnalysis:
         made = [
             image.hash
             for image in watched.images.values()
-            if image.held is Held.IN_COPY and image.size <= _SMALL_BYTES
+            if image.held is Held.IN_COPY
+            and image.size <= _SMALL_BYTES
+            and image.hash not in watched.done
         ]
         for module in dict.fromkeys([*sorted(total, key=total.__getitem__, reverse=True), *made]):
             if module in watched.images and module not in watched.unread:
@@ -344,7 +373,9 @@ class KernelAnalysis:
                 elif len(found.entry.kernels) == len(had) and not found.entry.whole:
                     watched.fruitless[image.hash] += 1
                     if watched.fruitless[image.hash] == _MOST_FRUITLESS:
-                        watched.unread[image.hash] = found.entry.reason or "it takes too long"
+                        watched.done.add(image.hash)
+                        if kernels is not None:
+                            watched.unread[image.hash] = found.entry.reason or "it takes too long"
 
     def _fetched(self, process: ProcessId, watched: _Watched, image: CodeImage) -> Module:
         """Fetch an image, and remember its digest."""
@@ -359,25 +390,37 @@ class KernelAnalysis:
                 self._digests.popitem(last=False)
         return module
 
-    def _give(self, process: ProcessId, watched: _Watched, module: int, entry: Entry) -> None:
+    def _give(
+        self,
+        process: ProcessId,
+        watched: _Watched,
+        module: int,
+        entry: Entry,
+        kernels: Sequence[Kernel] | None = None,
+    ) -> None:
         """Give the hook a table of what is known of a module's kernels, if that is more than it
-        has. A process on GPUs of several architectures gets none: a table is of one.
+        has: of all, or if that is much, of those that were launched. A process on GPUs of several
+        architectures gets none: a table is of one.
         """
-        tables = [facts.table for facts in entry.kernels.values() if facts.table]
-        size = sum(map(len, tables))
-        if len(watched.architectures) != 1 or len(tables) <= watched.given.get(module, 0):
+        tables = {name: facts.table for name, facts in entry.kernels.items() if facts.table}
+        size = sum(map(len, tables.values()))
+        if chosen := size > _MOST_UNASKED_BYTES:
+            tables = {k.name: tables[k.name] for k in kernels or () if k.name in tables}
+            size = sum(map(len, tables.values()))
+        before, had = watched.given.get(module, (chosen, 0))
+        if len(watched.architectures) != 1 or (before == chosen and len(tables) <= had):
             return
         if watched.given_bytes + size > _MOST_GIVEN_BYTES:
             _log.info("process %d gets no more tables of kernels", process.pid)
             return
         try:
-            table = merged(module, entry.architecture, tables)
+            table = merged(module, entry.architecture, tables.values())
             inspection.give_summaries(self._node, process, table)
         except Unsupported as error:
             _log.info("process %d gets no table of a module: %s", process.pid, error)
         else:
             watched.given_bytes += len(table)
-        watched.given[module] = len(tables)  # the same is not tried again
+        watched.given[module] = chosen, len(tables)  # the same is not tried again
 
     # -- limits -------------------------------------------------------------------------------
 
@@ -401,11 +444,11 @@ class KernelAnalysis:
             found[uid] += seconds
         return found
 
-    def _is_over(self, uid: int, spent: Mapping[int, float]) -> bool:
-        """Return whether nothing more is analysed for a user in this hour. No user has all of it:
+    def _is_over(self, uid: int, spent: Mapping[int, float], share: float = 1.0) -> bool:
+        """Return whether this share of an hour's time is used up for a user. No user has all of it:
         one whose files are never read to the end would take it from the others.
         """
-        most = self._limits.hour_seconds if self._limits else 0
+        most = self._limits.hour_seconds * share if self._limits else 0.0
         return sum(spent.values()) >= most or spent.get(uid, 0.0) >= most / 2
 
     def _over(self, uid: int) -> bool:
@@ -426,6 +469,12 @@ def _described(kernel: Kernel, watched: _Watched, entry: Entry | None) -> KnownK
     if entry is not None and entry.state is not State.ANALYSED:
         return KnownKernel(kernel, entry.state, entry.reason)
     return None
+
+
+def _first(watched: _Watched) -> list[CodeImage]:
+    """Return the images that are looked at although they are not known to be used."""
+    first = itertools.islice(watched.images.values(), _MOST_LOOKED_UP)
+    return [image for image in first if image.hash not in watched.unread]
 
 
 def _by_module(kernels: Iterable[Kernel]) -> dict[int, list[Kernel]]:

@@ -117,6 +117,7 @@ class Stage:
 def _stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
     monkeypatch.setattr(processes, "gpu_uuids", lambda: [gpu_uuid(DEVICE)])
     monkeypatch.setattr(kernel_analysis, "architecture_of", lambda ordinal: 90)
+    monkeypatch.setattr(kernel_analysis, "_SPARE", 0.0)
     runtime = Path(tempfile.mkdtemp(prefix="phos-"))
     with Node(NodeConfig(state_dir=tmp_path, runtime_dir=runtime)) as node:
         stage = Stage(node, tmp_path, runtime)
@@ -189,6 +190,23 @@ def test_the_hook_gets_what_is_known_once(stage: Stage, monkeypatch: pytest.Monk
         assert stage.given[2:] == [(image.hash, 3)]
 
 
+def test_of_much_the_hook_gets_what_was_launched(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernel_analysis, "LOOK_SECONDS", 0)
+    image = stage.load("a", b"module a")
+    stage.launch(image, *((f"k{n}", 1) for n in range(5)))
+    until_idle(KernelAnalysis(stage.node, LIMITS))
+    monkeypatch.setattr(kernel_analysis, "_MOST_UNASKED_BYTES", 100)
+    analysis = KernelAnalysis(stage.node, LIMITS)
+    stage.launch(image)
+    until_idle(analysis)
+    assert len(stage.given) == 1, "nothing was launched now"
+    stage.launch(image, ("k1", 1), ("new", 1))
+    until_idle(analysis)
+    assert stage.given[1:] == [(image.hash, 2)]
+
+
 def test_a_table_that_the_hook_refuses_is_not_offered_again(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -239,6 +257,24 @@ def test_modules_that_were_compiled_are_analysed_before_they_are_launched(
     until_idle(KernelAnalysis(stage.node, LIMITS))
     assert fetched == [100, 2 << 20, 300], "of the others it is looked up what is known"
     assert [orders.names for orders in stage.asked] == [None]
+
+
+def test_what_is_loaded_is_analysed_while_there_is_time_to_spare(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The smallest first, and what was launched before all of it."""
+    monkeypatch.setattr(kernel_analysis, "_SPARE", 0.5)
+    large, small = stage.load("b", b"a larger module"), stage.load("a", b"module a")
+    launched = stage.load("c", b"c")
+    stage.launch(launched, ("one", 1))
+    stage.seconds = 100.0
+    until_idle(KernelAnalysis(stage.node, LIMITS))
+    asked = [(orders.module, orders.names) for orders in stage.asked]
+    assert asked == [(launched.hash, ("one",)), (launched.hash, None), (small.hash, None)]
+    stage.seconds = 1.0
+    until_idle(KernelAnalysis(stage.node, LIMITS))
+    assert [orders.module for orders in stage.asked[3:]] == [large.hash]
+    assert dict(stage.given) == {launched.hash: 2, small.hash: 1, large.hash: 1}
 
 
 def test_thousands_of_modules_and_kernels(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:

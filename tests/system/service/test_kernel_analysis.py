@@ -1,5 +1,6 @@
 """The real daemon analyses what real programs launch: once for all users, and not without tools."""
 
+import json
 import os
 import pwd
 import sys
@@ -43,6 +44,10 @@ def counted(folder: Path, target: Target) -> None:
             link.forget()
 
 
+def is_whole(entry: Path) -> bool:
+    return bool(json.loads(entry.read_bytes())["whole"])
+
+
 def known(bus: str, folder: Path, target: Target) -> dict[str, dict[str, object]]:
     rows = phos(bus, folder, "ps", str(target.pid), "--kernels")
     return {str(row["kernel"]): row for row in rows}
@@ -66,6 +71,7 @@ def test_kernels_are_analysed_once_for_all_users(bus: str, folder: Path) -> None
             advance = known(bus, folder, mine)["advance"]
             assert advance["roles"] == {"0": "both"}
             assert int(str(advance["launches"])) > 0
+            wait_until(lambda: all(map(is_whole, entries.glob("*-90"))), "the rest of the module")
             stamps = {path.name: path.stat().st_ino for path in entries.iterdir()}
 
             interpreter = (*AS_STRANGER, sys.executable)
