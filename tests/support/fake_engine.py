@@ -26,7 +26,7 @@ from phosd.engine.job.checks import Finding
 from phosd.engine.job.experience import Experience
 from phosd.engine.job.progress import Progress
 from phosd.engine.node.gpus import GpuInfo
-from phosd.engine.node.kernel_analysis import KnownKernel
+from phosd.engine.node.launched_kernels import KnownKernel
 from phosd.engine.node.placement import find
 from phosd.engine.operations.admission import UNLIMITED, DiskLimits
 from phosd.engine.program.process import GpuProcess

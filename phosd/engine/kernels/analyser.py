@@ -115,7 +115,7 @@ class Analyser:
             or known.whole
             or (names is not None and asked <= had.keys())
         ):
-            return Found(known, asked - had.keys())
+            return Found(known, asked - had.keys() if known.whole else frozenset())
         if self._stopped.is_set():
             raise Cancelled(
                 "no module is analysed any more", hint="phosd, or the command, is ending"

@@ -10,25 +10,26 @@ Whose user has used least processor time in the last hour comes first. No proces
 asked anything, and nothing here waits for one.
 """
 
-import itertools
 import logging
 import threading
 import time
-from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 from phosd.engine.analysis import tools
 from phosd.engine.analysis.table import merged
-from phosd.engine.hook_client.code_images import CodeImage, Held
+from phosd.engine.hook_client.code_images import CodeImage
 from phosd.engine.hook_client.link import Kernel
 from phosd.engine.kernels.analyser import Analyser
 from phosd.engine.kernels.cache import Cache
-from phosd.engine.kernels.entry import Entry, KernelFacts, State
+from phosd.engine.kernels.entry import Entry
 from phosd.engine.kernels.fetch import fetch
+from phosd.engine.kernels.hourly import HourlyTime
 from phosd.engine.kernels.module import Module
 from phosd.engine.node import inspection
 from phosd.engine.node.gpus import architecture_of
+from phosd.engine.node.launched_kernels import KnownKernel, Watched, by_module
 from phosd.engine.node.node import Node
 from phosd.engine.program.process import GpuProcess
 from phosd.engine.system.procfs import ProcessId
@@ -45,13 +46,7 @@ from phosd.errors import (
 
 LOOK_SECONDS = 30.0
 """Between two looks at a process of which nothing is left to analyse."""
-_HOUR = 3600.0
-_MOST_IMAGES = 1 << 13
-"""Of one process; those that it loads later are not looked at."""
 _MOST_DIGESTS = 1 << 16
-_MOST_ABSENT = 1 << 10
-_MOST_LOOKED_UP = 512
-"""Of the modules that a process has loaded, in their order, and not launched."""
 _MOST_GIVEN_BYTES = 64 << 20
 """Of tables that one process gets; it keeps each as long as it runs."""
 _MOST_UNASKED_BYTES = 4 << 20
@@ -61,8 +56,6 @@ _SPARE = 0.5
 _MOST_FRUITLESS = 3
 _MOST_NAMES = 256
 """Of the kernels of a module that are analysed at a time."""
-_SMALL_BYTES = 1 << 20
-"""A module that is compiled at run time and no larger is analysed before it is launched."""
 _log = logging.getLogger(__name__)
 
 
@@ -77,53 +70,6 @@ class AnalysisLimits:
     cache_bytes: int
 
 
-@dataclass(frozen=True)
-class KnownKernel:
-    """A kernel that was launched. ``state`` is ``analysed``, ``waiting``, or says like ``reason``
-    why there are no ``facts``.
-    """
-
-    kernel: Kernel
-    state: str
-    reason: str = ""
-    facts: KernelFacts | None = None
-
-
-@dataclass
-class _Watched:
-    """What is remembered of a process. ``unread`` has why a module's bytes cannot be had, and
-    ``absent`` launched kernels that its module does not have, both by the module's hash.
-    ``given`` has of the tables that the hook has, ``given_bytes`` in all, whether they have none
-    but launched kernels, and how many.
-    ``settled`` has how many kernels of a module were launched when all of them were known, so that
-    nothing is read again before there are more; ``done`` are those that are known as a whole, or
-    given up; ``fruitless`` is how many analyses of it ended without a result. ``trouble`` is why
-    the last look came to nothing.
-    """
-
-    uid: int
-    images: dict[int, CodeImage] = field(default_factory=dict)
-    seen: int = 0
-    architectures: tuple[int, ...] = ()
-    unread: dict[int, str] = field(default_factory=dict)
-    absent: dict[int, set[str]] = field(default_factory=dict)
-    given: dict[int, tuple[bool, int]] = field(default_factory=dict)
-    given_bytes: int = 0
-    settled: dict[int, int] = field(default_factory=dict)
-    done: set[int] = field(default_factory=set)
-    fruitless: Counter[int] = field(default_factory=Counter)
-    quiet_until: float = 0.0
-    asked_for: bool = False
-    trouble: str = ""
-
-    def has_not(self, kernel: Kernel) -> bool:
-        """Whether the module of a kernel does not have it, or so many others are not in it that its
-        process need not be believed.
-        """
-        names = self.absent.get(kernel.module, ())
-        return kernel.name in names or len(names) > _MOST_ABSENT
-
-
 class KernelAnalysis:
     """The analysis of the node's processes. :meth:`step` is for one thread, the others for any."""
 
@@ -131,10 +77,10 @@ class KernelAnalysis:
         """Begin with nothing known; without limits nothing is analysed."""
         self._node = node
         self._limits = limits
-        self._watched: dict[ProcessId, _Watched] = {}
+        self._watched: dict[ProcessId, Watched] = {}
         self._digests: OrderedDict[tuple[int, int], str] = OrderedDict()
         """By user and hash. A hash can be forged, but whoever does harms only their own."""
-        self._spent: deque[tuple[float, int, float]] = deque()
+        self._time = HourlyTime(limits.hour_seconds if limits else 0)
         self._missing = ""
         self._tools = ""
         self._lock = threading.Lock()
@@ -157,14 +103,14 @@ class KernelAnalysis:
         """
         kernels = inspection.kernels(self._node, process)
         with self._lock:
-            watched = self._watched.get(process) or _Watched(uid)
+            watched = self._watched.get(process) or Watched(uid)
         waits = self._waits(watched)
         entries: dict[int, Entry | None] = {}
         found = []
         for kernel in kernels:
             if kernel.module not in entries:
                 entries[kernel.module] = self._entry(watched, kernel.module)
-            found.append(_described(kernel, watched, entries[kernel.module]) or waits(kernel))
+            found.append(watched.described(kernel, entries[kernel.module]) or waits(kernel))
         return found
 
     def hurry(self, process: ProcessId, uid: int) -> int:
@@ -180,31 +126,33 @@ class KernelAnalysis:
             )
         known = self.known(process, uid)
         with self._lock:
-            watched = self._watched.setdefault(process, _Watched(uid))
+            watched = self._watched.setdefault(process, Watched(uid))
             watched.asked_for, watched.quiet_until = True, 0.0
             watched.settled, watched.trouble = {}, ""  # an entry may have gone meanwhile
         return sum(one.state == "waiting" and not one.reason for one in known)
 
-    def _waits(self, watched: _Watched) -> Callable[[Kernel], KnownKernel]:
+    def _waits(self, watched: Watched) -> Callable[[Kernel], KnownKernel]:
         """Return what to say of a process's kernels that could be analysed, and are not."""
         state, why = "waiting", watched.trouble
         if self._limits is None:
             state, why = "analysis-off", "kernels are not analysed on this machine"
         elif self._missing:
             state, why = "no-tool", self._missing
-        elif self._over(watched.uid):
+        elif self._time.is_over(watched.uid):
             why = "as much was analysed in the last hour as may be"
         return lambda kernel: KnownKernel(kernel, state, why)
 
-    def _entry(self, watched: _Watched, module: int) -> Entry | None:
+    def _entry(self, watched: Watched, module: int) -> Entry | None:
         """Return what is known of a module of a process: for the architecture of which least is."""
         digest = self._digest(watched, module)
         if digest is None:
             return None
         found = [self._analyser.known(digest, each) for each in watched.architectures]
-        return min(filter(None, found), key=lambda one: len(one.kernels)) if all(found) else None
+        if not all(found):
+            return None
+        return min(filter(None, found), key=lambda one: len(one.kernels), default=None)
 
-    def _digest(self, watched: _Watched, module: int) -> str | None:
+    def _digest(self, watched: Watched, module: int) -> str | None:
         with self._lock:
             return self._digests.get((watched.uid, module))
 
@@ -219,13 +167,15 @@ class KernelAnalysis:
             for gone in self._watched.keys() - hooked.keys():
                 del self._watched[gone]
             for process, described in hooked.items():
-                self._watched.setdefault(process, _Watched(described.uid))
-            spent = self._spent_by()
+                self._watched.setdefault(process, Watched(described.uid))
+            spent = self._time.by_user()
+            users = {each.uid for each in self._watched.values()}
+            may = {uid for uid in users if not self._time.is_over(uid)}
             now = time.monotonic()
             due = [
                 (not each.asked_for, spent[each.uid], each.quiet_until, process)
                 for process, each in self._watched.items()
-                if each.quiet_until <= now and not self._is_over(each.uid, spent)
+                if each.quiet_until <= now and each.uid in may
             ]
         if not due or self._limits is None or self._lacks_tools():
             return False
@@ -239,12 +189,12 @@ class KernelAnalysis:
         except Cancelled:
             return False
         except (PhosError, OSError) as error:
-            self._spend(watched.uid, time.monotonic() - began)
+            self._time.spend(watched.uid, time.monotonic() - began)
             self._settle(process, watched, error)
         watched.quiet_until = max(watched.quiet_until, time.monotonic() + LOOK_SECONDS)
         return len(due) > 1
 
-    def _settle(self, process: ProcessId, watched: _Watched, error: PhosError | OSError) -> None:
+    def _settle(self, process: ProcessId, watched: Watched, error: PhosError | OSError) -> None:
         """Note why nothing was done: of the machine, of the process, or of this moment."""
         if isinstance(error, Internal) and error.reason:  # a tool or a package
             self._missing, self._tools = str(error), tools.version()
@@ -257,20 +207,18 @@ class KernelAnalysis:
         if isinstance(error, Internal):  # its hook is too old
             watched.quiet_until = float("inf")
 
-    def _look(self, process: ProcessId, watched: _Watched) -> bool:
+    def _look(self, process: ProcessId, watched: Watched) -> bool:
         """Analyse what a process has launched of one module. Returns whether it did."""
         kernels, images, gpus = inspection.code(self._node, process, watched.seen)
-        watched.seen += len(images)
-        for image in images[: max(0, _MOST_IMAGES - len(watched.images))]:
-            watched.images[image.hash] = image
+        watched.load(images)
         watched.architectures = tuple(sorted({*map(architecture_of, gpus)}))
-        launched = _by_module(kernels)
-        for module in self._in_order(launched, watched):
+        launched = by_module(kernels)
+        for module in watched.in_order(launched):
             names = launched.get(module)
             if watched.settled.get(module) == len(names or ()):
                 continue
             entry = self._entry(watched, module)
-            if not self._is_known(entry, names, watched):
+            if not watched.is_known(entry, names):
                 try:
                     self._analyse(process, watched, watched.images[module], names)
                 except (Unsupported, Timeout) as error:
@@ -281,11 +229,11 @@ class KernelAnalysis:
             watched.settled[module] = len(names or ())
         return self._look_up(process, watched) or self._look_ahead(process, watched)
 
-    def _look_up(self, process: ProcessId, watched: _Watched) -> bool:
+    def _look_up(self, process: ProcessId, watched: Watched) -> bool:
         """Look whether something is known of a module that is loaded, and not known to be launched,
         so that the hook has it before anything is counted. Returns whether one was fetched for it.
         """
-        for image in _first(watched):
+        for image in watched.first_images():
             if image.hash in watched.settled:
                 continue
             if new := self._digest(watched, image.hash) is None:
@@ -301,17 +249,16 @@ class KernelAnalysis:
                 return True
         return False
 
-    def _look_ahead(self, process: ProcessId, watched: _Watched) -> bool:
+    def _look_ahead(self, process: ProcessId, watched: Watched) -> bool:
         """Analyse all of a module that is loaded, the smallest first, if there is time to spare.
         Returns whether one was.
         """
-        with self._lock:
-            if self._is_over(watched.uid, self._spent_by(), _SPARE):
-                return False
-        for image in sorted(_first(watched), key=lambda image: image.size):
+        if self._time.is_over(watched.uid, _SPARE):
+            return False
+        for image in sorted(watched.first_images(), key=lambda image: image.size):
             if image.hash in watched.done:
                 continue
-            if not self._is_known(self._entry(watched, image.hash), None, watched):
+            if not watched.is_known(self._entry(watched, image.hash), None):
                 try:
                     self._analyse(process, watched, image, None)
                 except (Unsupported, Timeout) as error:
@@ -321,40 +268,10 @@ class KernelAnalysis:
             watched.done.add(image.hash)
         return False
 
-    def _in_order(
-        self, launched: Mapping[int, Sequence[Kernel]], watched: _Watched
-    ) -> Iterator[int]:
-        """Yield the modules that may be analysed: those that launched most first, then those that
-        were compiled at run time.
-        """
-        total = {module: sum(k.launches for k in kernels) for module, kernels in launched.items()}
-        made = [
-            image.hash
-            for image in watched.images.values()
-            if image.held is Held.IN_COPY
-            and image.size <= _SMALL_BYTES
-            and image.hash not in watched.done
-        ]
-        for module in dict.fromkeys([*sorted(total, key=total.__getitem__, reverse=True), *made]):
-            if module in watched.images and module not in watched.unread:
-                yield module
-
-    def _is_known(
-        self, entry: Entry | None, names: Sequence[Kernel] | None, watched: _Watched
-    ) -> bool:
-        """Return whether nothing is left to analyse of a module, of which these were launched."""
-        if entry is None:
-            return False
-        if entry.whole or entry.state is not State.ANALYSED:
-            return True
-        return names is not None and all(
-            kernel.name in entry.kernels or watched.has_not(kernel) for kernel in names
-        )
-
     def _analyse(
         self,
         process: ProcessId,
-        watched: _Watched,
+        watched: Watched,
         image: CodeImage,
         kernels: Sequence[Kernel] | None,
     ) -> None:
@@ -367,7 +284,7 @@ class KernelAnalysis:
                     left = [k for k in kernels if k.name not in had and not watched.has_not(k)]
                     names = [kernel.name for kernel in left[:_MOST_NAMES]]
                 found = self._analyser.analyse(module, architecture, names)
-                self._spend(watched.uid, found.seconds)
+                self._time.spend(watched.uid, found.seconds)
                 if found.absent:
                     watched.absent.setdefault(image.hash, set()).update(found.absent)
                 elif len(found.entry.kernels) == len(had) and not found.entry.whole:
@@ -377,13 +294,13 @@ class KernelAnalysis:
                         if kernels is not None:
                             watched.unread[image.hash] = found.entry.reason or "it takes too long"
 
-    def _fetched(self, process: ProcessId, watched: _Watched, image: CodeImage) -> Module:
+    def _fetched(self, process: ProcessId, watched: Watched, image: CodeImage) -> Module:
         """Fetch an image, and remember its digest."""
         began = time.monotonic()
         try:
             module = fetch(process, image, self._stopped)
         finally:
-            self._spend(watched.uid, time.monotonic() - began)
+            self._time.spend(watched.uid, time.monotonic() - began)
         with self._lock:
             self._digests[watched.uid, image.hash] = module.digest
             while len(self._digests) > _MOST_DIGESTS:
@@ -393,7 +310,7 @@ class KernelAnalysis:
     def _give(
         self,
         process: ProcessId,
-        watched: _Watched,
+        watched: Watched,
         module: int,
         entry: Entry,
         kernels: Sequence[Kernel] | None = None,
@@ -429,57 +346,3 @@ class KernelAnalysis:
         if self._missing and tools.version() != self._tools:
             self._missing = ""
         return bool(self._missing)
-
-    def _spend(self, uid: int, seconds: float) -> None:
-        with self._lock:
-            self._spent.append((time.monotonic(), uid, seconds))
-
-    def _spent_by(self) -> dict[int, float]:
-        """Return the seconds that each user has used in the last hour. The caller has the lock."""
-        begin = time.monotonic() - _HOUR
-        while self._spent and self._spent[0][0] < begin:
-            self._spent.popleft()
-        found: defaultdict[int, float] = defaultdict(float)
-        for _, uid, seconds in self._spent:
-            found[uid] += seconds
-        return found
-
-    def _is_over(self, uid: int, spent: Mapping[int, float], share: float = 1.0) -> bool:
-        """Return whether this share of an hour's time is used up for a user. No user has all of it:
-        one whose files are never read to the end would take it from the others.
-        """
-        most = self._limits.hour_seconds * share if self._limits else 0.0
-        return sum(spent.values()) >= most or spent.get(uid, 0.0) >= most / 2
-
-    def _over(self, uid: int) -> bool:
-        with self._lock:
-            return self._is_over(uid, self._spent_by())
-
-
-def _described(kernel: Kernel, watched: _Watched, entry: Entry | None) -> KnownKernel | None:
-    """Return what is known of a kernel, or why nothing ever will be; None if it can be analysed."""
-    if entry is not None and kernel.name in entry.kernels:
-        return KnownKernel(kernel, State.ANALYSED, facts=entry.kernels[kernel.name])
-    if not kernel.module:
-        return KnownKernel(kernel, "no-code", "it is not known what the kernel was loaded from")
-    if why := watched.unread.get(kernel.module, ""):
-        return KnownKernel(kernel, "no-code", why)
-    if watched.has_not(kernel) or (entry is not None and entry.whole):
-        return KnownKernel(kernel, "no-code", "its module has no such kernel")
-    if entry is not None and entry.state is not State.ANALYSED:
-        return KnownKernel(kernel, entry.state, entry.reason)
-    return None
-
-
-def _first(watched: _Watched) -> list[CodeImage]:
-    """Return the images that are looked at although they are not known to be used."""
-    first = itertools.islice(watched.images.values(), _MOST_LOOKED_UP)
-    return [image for image in first if image.hash not in watched.unread]
-
-
-def _by_module(kernels: Iterable[Kernel]) -> dict[int, list[Kernel]]:
-    """Return kernels by their module, those that were launched most first."""
-    found: dict[int, list[Kernel]] = {}
-    for kernel in sorted(kernels, key=lambda kernel: -kernel.launches):
-        found.setdefault(kernel.module, []).append(kernel)
-    return found

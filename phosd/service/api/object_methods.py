@@ -10,7 +10,7 @@ from phosd.bus import Variant
 from phosd.engine.hook_client.link import BlockFlag, HookBlock
 from phosd.engine.job.experience import KernelMark
 from phosd.engine.node.gpus import GpuInfo
-from phosd.engine.node.kernel_analysis import KnownKernel
+from phosd.engine.node.launched_kernels import KnownKernel
 from phosd.engine.system.procfs import ProcessId
 from phosd.errors import InvalidOption, Reason, Unsupported
 from phosd.service.api.views import ImageView, ProcessView, microseconds, or_unknown

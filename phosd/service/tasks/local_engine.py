@@ -22,7 +22,8 @@ from phosd.engine.job.experience import Experience
 from phosd.engine.job.progress import Progress
 from phosd.engine.node import inspection
 from phosd.engine.node.gpus import GpuInfo, divided, list_gpus
-from phosd.engine.node.kernel_analysis import KernelAnalysis, KnownKernel
+from phosd.engine.node.kernel_analysis import KernelAnalysis
+from phosd.engine.node.launched_kernels import KnownKernel
 from phosd.engine.node.node import Node, NodeConfig
 from phosd.engine.operations.admission import DiskLimits, context_bytes
 from phosd.engine.operations.caller_stream import CallerStream

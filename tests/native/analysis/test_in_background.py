@@ -26,7 +26,7 @@ from phosd.engine.kernels.analyser import Analyser, _Run
 from phosd.engine.kernels.entry import KernelFacts
 from phosd.engine.kernels.module import Module
 from phosd.engine.kernels.worker import Orders
-from phosd.engine.node import kernel_analysis
+from phosd.engine.node import kernel_analysis, launched_kernels
 from phosd.engine.node.kernel_analysis import AnalysisLimits, KernelAnalysis
 from phosd.engine.node.node import Node, NodeConfig
 from phosd.engine.program import process as processes
@@ -279,7 +279,7 @@ def test_what_is_loaded_is_analysed_while_there_is_time_to_spare(
 
 def test_thousands_of_modules_and_kernels(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     """No step takes more than its share of them, and no more are remembered than may be."""
-    monkeypatch.setattr(kernel_analysis, "_MOST_IMAGES", 50)
+    monkeypatch.setattr(launched_kernels, "_MOST_IMAGES", 50)
     first = stage.load("a", b"module a")
     stage.loaded += [CodeImage(n, 4096, 0, Held.NOT_KEPT) for n in range(1, 9000)]
     stage.launch(first, *((f"k{n}", n) for n in range(20_000)))
@@ -323,9 +323,9 @@ def test_an_hour_has_so_many_seconds_and_a_user_half_of_them(stage: Stage) -> No
     assert not analysis.step(mine()) and len(stage.asked) == 1
     (two,) = analysis.known(me(), 0)
     assert (two.state, "last hour" in two.reason) == ("waiting", True)
-    assert not analysis._over(1), "another user"
-    analysis._spend(1, 450.0)
-    assert analysis._over(2)
+    assert not analysis._time.is_over(1), "another user"
+    analysis._time.spend(1, 450.0)
+    assert analysis._time.is_over(2)
 
 
 def test_nobody_is_asked_while_a_job_works_on_it(stage: Stage) -> None:
@@ -405,6 +405,17 @@ def test_what_never_ends_is_given_up(stage: Stage, monkeypatch: pytest.MonkeyPat
     analysis = KernelAnalysis(stage.node, LIMITS)
     assert until_idle(analysis) == kernel_analysis._MOST_FRUITLESS
     assert states(analysis) == {"one": "no-code"}
+
+
+def test_a_module_that_cannot_be_analysed(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Analyser, "_run", lambda *_: _Run(failed="too-large", why="it is large"))
+    stage.launch(stage.load("a", b"module a"), ("one", 1))
+    analysis = KernelAnalysis(stage.node, LIMITS)
+    until_idle(analysis)
+    (one,) = analysis.known(me(), 0)
+    assert (one.state, one.reason) == ("too-large", "it is large")
+    analysis._watched.clear()  # as of a process that has just been found
+    assert states(analysis) == {"one": "waiting"}
 
 
 def test_it_is_off(stage: Stage) -> None:

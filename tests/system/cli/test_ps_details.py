@@ -10,7 +10,7 @@ from phosd.engine.hook_client.link import BlockFlag, HookBlock, Kernel
 from phosd.engine.image.cpu_manifest import CpuDetails, OpenFile
 from phosd.engine.job.experience import KernelMark
 from phosd.engine.kernels.entry import KernelFacts, unknown
-from phosd.engine.node.kernel_analysis import KnownKernel
+from phosd.engine.node.launched_kernels import KnownKernel
 from phosd.engine.system import procfs
 from phosd.engine.system.procfs import ProcessId
 from phosd.errors import Busy
