@@ -23,6 +23,7 @@ from phosd.engine.analysis.terms import Atom, Kind, Term, terms_in
 
 POINTER_BYTES = 8
 TENSOR_MAP_BYTES = 128
+_MOST_MAPS = 64
 _UPPER = 1 << 32
 
 
@@ -77,39 +78,60 @@ def _searched(
 
 def _through_map(followed: Followed, access: Access) -> Origin:
     """Return which parameters are the tensor maps, whose addresses begin them."""
-    size = followed.parameter_bytes
-    offsets = _offsets(followed, access.address, set())
-    if not offsets or not all(0 <= at <= size - TENSOR_MAP_BYTES for at in offsets):
+    last = followed.parameter_bytes - TENSOR_MAP_BYTES
+    places = _places_of(followed, access.address, frozenset())
+    if not places or not all(base == 1 and 0 <= at <= last for base, at in places):
         return Origin(frozenset(), frozenset(("tensor map",)))
-    return Origin(frozenset(offsets), frozenset())
+    return Origin(frozenset(at for _, at in places), frozenset())
 
 
-def _offsets(followed: Followed, term: Term, seen: set[Atom]) -> set[int] | None:
-    """Return the offsets of the parameters that a term is the address of; None: not known."""
-    base, offset = term.without_constant()
-    atom = base.atom
-    if atom is None:
-        return None
-    if atom.kind is Kind.UNKNOWN and atom.args[0] == PARAMETERS_AT:
-        return {offset}
-    inner: Sequence[Term] = ()
-    if atom.kind is Kind.CHOICE:
-        inner = atom.args[1]
-    elif atom.kind is Kind.LOOP:
-        if atom in seen:
-            return set()
-        carried = followed.carried[atom]
-        inner = (carried.initial, *carried.again)
-    elif atom.kind in (Kind.SIGNED, Kind.UNSIGNED) and atom.args[0] == 64:
-        inner = (atom.args[1],)
-    if not inner or (offset and atom.kind is Kind.LOOP):
-        return None
-    found: set[int] = set()
-    for one in inner:
-        below = _offsets(followed, one, seen | {atom})
-        if below is None:
+def _places_of(
+    followed: Followed, term: Term, seen: frozenset[Atom]
+) -> frozenset[tuple[int, int]] | None:
+    """Return the values that a term may have: how often the address of the parameters is in it, and
+    what else. None: not known, or too many.
+    """
+    found = frozenset(((0, 0),))
+    for monomial, factor in term.parts.items():
+        each: frozenset[tuple[int, int]] | None = frozenset(((0, 1),))
+        if monomial:
+            each = _places_of_atom(followed, monomial[0], seen) if len(monomial) == 1 else None
+        if each is None:
             return None
-        found |= {offset + each for each in below}
+        found = frozenset(
+            (base + factor * more, at + factor * by) for base, at in found for more, by in each
+        )
+        if len(found) > _MOST_MAPS:
+            return None
+    return found
+
+
+def _places_of_atom(
+    followed: Followed, atom: Atom, seen: frozenset[Atom]
+) -> frozenset[tuple[int, int]] | None:
+    inner: Sequence[Term]
+    narrow = atom.kind in (Kind.SIGNED, Kind.UNSIGNED) and atom.args[0] < 64
+    match atom.kind, atom.args:
+        case Kind.UNKNOWN, (place, *_) if place == PARAMETERS_AT:
+            return frozenset(((1, 0),))
+        case Kind.CHOICE, (_, terms):
+            inner = terms
+        case ((Kind.SIGNED | Kind.UNSIGNED), (_, term)):
+            inner = (term,)
+        case Kind.LOOP, _:
+            carried = followed.carried[atom]
+            # That it stays as it is, is no other value.
+            inner = [one for one in (carried.initial, *carried.again) if one.atom is not atom]
+        case _:
+            return None
+    if atom in seen:
+        return None
+    found: frozenset[tuple[int, int]] = frozenset()
+    for one in inner:
+        below = _places_of(followed, one, seen | {atom})
+        if below is None or (narrow and not all(base == 0 <= at < 1 << 31 for base, at in below)):
+            return None
+        found |= below
     return found
 
 

@@ -28,8 +28,8 @@ class Expression:
 
 @dataclass
 class Kernel:
-    """``numbers`` are the values of ``n``, ``s``, ``m`` (32 bits) and ``q`` (64 bits); ``places``
-    are, for the pointers and ``t.p``, the array and the distance from its middle.
+    """``numbers`` are the values of ``n``, ``s``, ``m`` (32 bits), ``q`` (64), ``e`` (8) and ``h``
+    (16); ``places`` are, for the pointers and ``t.p``, the array and the distance from its middle.
     """
 
     name: str
@@ -67,7 +67,7 @@ class _Writer:
         if kind == 5:
             value = r.choice((0, 1, 2, 3, 5, 8, 16, 31, -1, -4, 100))
             return Expression(f"({value})", value, value)
-        name = r.choice(("n", "s", "m"))
+        name = r.choice(("n", "s", "m", "e", "h"))
         return Expression(name, self.numbers[name], self.numbers[name])
 
     def expression(self, depth: int) -> Expression:
@@ -75,7 +75,7 @@ class _Writer:
             return self.leaf()
         r = self.random
         one, other = self.expression(depth - 1), self.expression(r.randrange(depth))
-        made = self._combined(one, other, r.randrange(19))
+        made = self._combined(one, other, r.randrange(21))
         if max(-made.low, made.high) >= REACH:
             mask = r.choice((255, 1023, 4095))
             return Expression(f"({made.text} & {mask})", 0, mask)
@@ -136,7 +136,13 @@ class _Writer:
             return Expression(f"({one.text} / ({r.choice('nsm')} | 1))", -most, most)
         if kind == 17:  # from memory
             return Expression(f"(int)((unsigned char*)t.p)[{one.text} & 63]", 0, 255)
-        return Expression(f"(int)((unsigned){one.text} / 3u & 8191u)", 0, 8191)
+        if kind == 18:
+            return Expression(f"(int)((unsigned){one.text} / 3u & 8191u)", 0, 8191)
+        if kind == 19:  # nothing, unless it is below 0
+            low, high = min(other.low, 0), max(other.high, 0)
+            return Expression(f"({one.text} >> 31 & {other.text})", low, high)
+        high = r.choice((15, 255))
+        return Expression(f"(int)((unsigned){one.text} >> {r.choice((8, 16))} & {high}u)", 0, high)
 
     def condition(self) -> str:
         r = self.random
@@ -261,7 +267,9 @@ class _Writer:
         return self.line("}")
 
 
-SIGNATURE = "int* a, int* b, int* c, int* d, T t, int n, int s, int m, long long q"
+SIGNATURE = (
+    "int* a, int* b, int* c, int* d, T t, int n, int s, int m, long long q, signed char e, short h"
+)
 HEADER = """
 struct T { long long pad; int* p; int k; };
 __device__ inline int whole(int value) { return value; }
@@ -278,6 +286,8 @@ def kernel(seed: int) -> Kernel:
         "s": r.choice((-3, -1, 0, 1, 2, 4, 17)),
         "m": r.choice((-100, 5, 64, 1000)),
         "q": r.choice((-7, -1, 0, 1, 3, 32)),
+        "e": r.choice((-100, -3, 0, 7)),
+        "h": r.choice((-1000, -2, 1, 300)),
     }
     block = (r.choice((1, 7, 32, 33, 64)), r.choice((1, 1, 2, 3)), 1)
     grid = (r.choice((1, 2, 5)), r.choice((1, 1, 3)), 1)
@@ -363,7 +373,8 @@ class _Ordered:
 def ordered(seed: int) -> Kernel:
     """Return a kernel of this seed whose launch may be such that it can be run again."""
     r = random.Random(f"ordered {seed}")
-    numbers = {"n": r.choice((0, 1, 50, 200)), "s": 1, "m": r.choice((5, 64)), "q": 1}
+    numbers = {"n": r.choice((0, 1, 50, 200)), "s": 1, "m": r.choice((5, 64))}
+    numbers |= {"q": 1, "e": -1, "h": 0}
     block, grid = (r.choice((1, 32, 33, 64)), 1, 1), (r.choice((1, 2, 5)), 1, 1)
     writer = _Ordered(r, block[0] * grid[0])
     for _ in range(r.choice((1, 1, 2, 3))):

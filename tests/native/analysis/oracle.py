@@ -26,8 +26,22 @@ from tests.native.softgpu import program
 
 Ranges = list[tuple[int, int]]
 
-RUN = """
+PARAMETERS = """
 import json, struct
+
+def parameters(launch, array_bytes, arrays):
+    '''The bytes of a kernel's parameters, a copy in memory and where each begins in it.'''
+    at = [arrays[array] + array_bytes // 2 + by for array, by in launch["places"]]
+    numbers = [launch["numbers"][one] for one in "nsmqeh"]
+    fields = struct.pack("<4Q q Q i4x 3i4x q b1x h", *at[:4], 5, at[4], 3, *numbers)
+    buffer = np.frombuffer(fields, np.uint8).copy()
+    offsets = (0, 8, 16, 24, 32, 56, 60, 64, 72, 80, 82)
+    return fields, buffer, np.array([buffer.ctypes.data + each for each in offsets], np.uint64)
+"""
+"""Code of programs that launch kernels of the generator."""
+RUN = (
+    PARAMETERS
+    + """
 setup = json.loads(sys.argv[1])
 use()
 module = ck(d.cuModuleLoadData(open(setup["ptx"], "rb").read()))
@@ -37,12 +51,7 @@ for launch in setup["launches"]:
     for address, content in zip(arrays, initial):
         ck(d.cuMemcpyHtoD(address, content.ctypes.data, setup["bytes"]))
     function = ck(d.cuModuleGetFunction(module, launch["name"].encode()))
-    at = [arrays[array] + setup["bytes"] // 2 + by for array, by in launch["places"]]
-    q, n, s, m = (launch["numbers"][one] for one in "qnsm")
-    fields = struct.pack("<4Q q Q i4x 3i4x q", *at[:4], 5, at[4], 3, n, s, m, q)
-    buffer = np.frombuffer(fields, np.uint8).copy()
-    offsets = (0, 8, 16, 24, 32, 56, 60, 64, 72)
-    pointers = np.array([buffer.ctypes.data + at for at in offsets], np.uint64)
+    fields, buffer, pointers = parameters(launch, setup["bytes"], arrays)
     left = []
     for again in range(2):
         shape = *launch["grid"], *launch["block"]
@@ -52,6 +61,7 @@ for launch in setup["launches"]:
     same = all(map(np.array_equal, *left))
     print(json.dumps([fields.hex(), arrays, same]), flush=True)
 """
+)
 
 
 @dataclass

@@ -22,8 +22,8 @@ KERNELS = 12
 
 PROGRAM = (
     program.PRELUDE
+    + oracle.PARAMETERS
     + """
-import json, struct
 setup = json.loads(sys.argv[1])
 use()
 module = ck(d.cuModuleLoadData(open(setup["ptx"], "rb").read() + bytes(1)))
@@ -31,12 +31,7 @@ arrays = [int(ck(d.cuMemAlloc(setup["bytes"]))) for _ in range(5)]
 stream = ck(d.cuStreamCreate(1))
 for launch in setup["launches"]:
     function = ck(d.cuModuleGetFunction(module, launch["name"].encode()))
-    at = [arrays[array] + setup["bytes"] // 2 + by for array, by in launch["places"]]
-    q, n, s, m = (launch["numbers"][one] for one in "qnsm")
-    fields = struct.pack("<4Q q Q i4x 3i4x q", *at[:4], 5, at[4], 3, n, s, m, q)
-    buffer = np.frombuffer(fields, np.uint8).copy()
-    offsets = (0, 8, 16, 24, 32, 56, 60, 64, 72)
-    pointers = np.array([buffer.ctypes.data + at for at in offsets], np.uint64)
+    fields, buffer, pointers = parameters(launch, setup["bytes"], arrays)
     shape = *launch["grid"], *launch["block"]
     ck(d.cuLaunchKernel(function, *shape, 0, stream, pointers.ctypes.data, 0))
     ck(d.cuStreamBeginCapture(stream, d.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL))

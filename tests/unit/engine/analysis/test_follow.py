@@ -383,6 +383,17 @@ MAP = "ULDC.64 UR4,c[0x0][0x198]\n"
         ("ULDC.64 UR6,c[0x0][0x210]", set()),  # in memory
         ("R2UR UR6,R0\nUMOV UR7,URZ\nUIADD3.64 UR6,UR4,UR6,URZ", set()),
         (
+            "UISETP.NE.AND UP0,UPT,UR9,URZ,UPT\nUMOV UR6,0x40\nUSEL UR6,UR6,0x80,UP0\n"
+            "UMOV UR7,URZ\nUIADD3.64 UR6,UR4,UR6,URZ",
+            {0x40, 0x80},
+        ),
+        (
+            "UISETP.NE.AND UP0,UPT,UR9,URZ,UPT\nUMOV UR6,0x40\nUSEL UR6,UR6,UR9,UP0\n"
+            "UMOV UR7,URZ\nUIADD3.64 UR6,UR4,UR6,URZ",
+            set(),
+        ),
+        ("UIADD3.64 UR6,UR4,UR4,URZ", set()),
+        (
             "UISETP.NE.AND UP0,UPT,UR9,URZ,UPT\nUIADD3 UR6,UP1,UR4,0x40,URZ\n"
             "UIADD3.X UR7,URZ,UR5,URZ,UP1,!UPT\nUSEL UR6,UR6,UR4,UP0\nUSEL UR7,UR7,UR5,UP0",
             {0, 0x40},
