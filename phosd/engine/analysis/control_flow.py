@@ -176,7 +176,8 @@ def build(code: Sequence[Instruction], entry: int, branches: Branches) -> Graph:
     order = _order(blocks, entry)
     loops = _loops(blocks, order)
     if loops is None:
-        order = _order(blocks, _give_headers(blocks, entry, len(code)))
+        _give_headers(blocks, entry, len(code))
+        order = _order(blocks, entry)
         loops = _loops(blocks, order)
         assert loops is not None
     return Graph(blocks, order, loops)
@@ -212,14 +213,13 @@ def _explore(
     return jumps, leaders & seen
 
 
-def _give_headers(blocks: dict[int, Block], entry: int, name: int) -> int:
-    """Let each loop be entered in one block, and return where the function begins.
+def _give_headers(blocks: dict[int, Block], entry: int, name: int) -> None:
+    """Let each loop be entered in one block. That of the function's entry is entered there alone.
 
     Before the several blocks in which a loop is entered comes another that is empty, and from which
     a thread may go to any of them: those are more ways than there are. They are named from ``name``
     on.
     """
-    begin = entry
     ahead = [set(blocks)]
     while ahead:
         inside = ahead.pop()
@@ -227,18 +227,16 @@ def _give_headers(blocks: dict[int, Block], entry: int, name: int) -> int:
             entries = {
                 one
                 for one in loop
-                if one == begin or any(edge.source not in loop for edge in blocks[one].into)
+                if one == entry or any(edge.source not in loop for edge in blocks[one].into)
             }
             if len(entries) > 1:
                 header = blocks[name] = Block(name, name)
                 for one in sorted(entries):
                     _redirect(blocks, one, header)
-                begin = name if begin in entries else begin
                 name += 1
                 ahead.append(loop)
             else:
                 ahead.append(loop - entries)
-    return begin
 
 
 def _redirect(blocks: dict[int, Block], to: int, header: Block) -> None:

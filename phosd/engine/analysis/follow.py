@@ -356,9 +356,9 @@ class _Sweep:
 
     def _results(self, step: Step, name: str) -> State:
         if follows := handler(name, step.modifiers):
-            for one in (step, replace(step, coarse=True)):
+            for step.coarse in (False, True):
                 try:
-                    return follows(one)
+                    return follows(step)
                 except TooLarge:
                     continue
                 except NotModelled:

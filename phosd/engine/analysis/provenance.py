@@ -18,7 +18,7 @@ from phosd.engine.analysis.conditions import Facts, alternative, of_launch
 from phosd.engine.analysis.evaluation import Evaluation, Launch
 from phosd.engine.analysis.follow import Access, Followed
 from phosd.engine.analysis.moves import SHARED_AT
-from phosd.engine.analysis.step import PARAMETERS_AT
+from phosd.engine.analysis.step import PARAMETERS_AT, UNINITIALISED_AT
 from phosd.engine.analysis.terms import Atom, Kind, Term, terms_in
 
 POINTER_BYTES = 8
@@ -261,7 +261,7 @@ def _leaves(followed: Followed, atoms: Iterable[Atom]) -> _Leaves:
             case Kind.UNKNOWN, (place, _, _, why):
                 if place == SHARED_AT:
                     found.shared = True
-                else:
+                elif place != UNINITIALISED_AT:  # that is not used: it is written before
                     found.unknown.add(why)
         terms = list(terms_in(atom.args))
         if atom.kind is Kind.LOOP:

@@ -48,6 +48,8 @@ PARAMETERS_AT = ("constant", (0, 0x198))
 these begin at ``_HOPPER_BASE``.
 """
 _HOPPER_BASE = 0x210
+UNINITIALISED_AT = "start"
+"""The place of what registers hold that were never written."""
 
 
 class NotModelled(Exception):
@@ -74,7 +76,7 @@ class Values:
 
     def uninitialised(self, register: str) -> Term:
         """Return what a register holds that was never written."""
-        return self.atoms.unknown("start", register, None, "uninitialised", 32)
+        return self.atoms.unknown(UNINITIALISED_AT, register, None, "uninitialised", 32)
 
     def lost(self, width: int) -> Term:
         """Return a word, or the number of two, that would take too much to describe."""

@@ -309,13 +309,18 @@ def test_bytes_of_two_words(selector: int, value: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "load", ["LDC.S8 R6,c[0x0][0x218]", "LDC R6,c[0x0][0x218]\nPRMT R6,R6,0x8880,RZ"]
+    "load",
+    [
+        "LDC.S8 R6,c[0x0][0x218]",
+        "LDC R6,c[0x0][0x218]\nPRMT R6,R6,0x8880,RZ",
+        "LDC.S8 R6,c[0x0][0x218]\nLDC R8,c[0x0][0x220]\nIMAD.WIDE R6,R6,R8,RZ",
+    ],
 )
 @pytest.mark.parametrize("value", [-3, 3])
 def test_a_parameter_of_one_byte(load: str, value: int) -> None:
     text = f"{load}\nIMAD.WIDE R4,R6,0x1,R2\nSTG.E.U8 [R4.64],RZ\nEXIT"
     at = POINTER + value
-    assert where(followed(PREPARED + text), value) == [[Span(at, at + 1)]]
+    assert where(followed(PREPARED + text), value, 1) == [[Span(at, at + 1)]]
 
 
 def test_a_sign_of_bytes() -> None:
@@ -393,6 +398,12 @@ MAP = "ULDC.64 UR4,c[0x0][0x198]\n"
             set(),
         ),
         ("UIADD3.64 UR6,UR4,UR4,URZ", set()),
+        (
+            "UISETP.NE.AND UP0,UPT,UR9,URZ,UPT\nUMOV UR6,0xfffffff0\nUSEL UR6,UR6,0x20,UP0\n"
+            "UMOV UR7,URZ\nUIADD3.64 UR6,UR4,UR6,URZ\nUMOV UR8,0x20\nUMOV UR9,URZ\n"
+            "UIADD3.64 UR6,UR8,UR6,URZ",
+            set(),
+        ),
         (
             "UISETP.NE.AND UP0,UPT,UR9,URZ,UPT\nUIADD3 UR6,UP1,UR4,0x40,URZ\n"
             "UIADD3.X UR7,URZ,UR5,URZ,UP1,!UPT\nUSEL UR6,UR6,UR4,UP0\nUSEL UR7,UR7,UR5,UP0",
@@ -475,12 +486,33 @@ def test_what_halves_were_made_from(text: str, parameters: set[int], unknown: bo
     assert bool(came.unknown) is unknown
 
 
-def test_what_takes_too_much_to_describe_is_no_pointer() -> None:
-    """A product of long sums: what is added to the pointer may be anything."""
-    long = "".join(f"IMAD R8,R8,c[0x0][{at:#x}],R0\n" for at in range(0x218, 0x250, 4))
-    text = f"MOV R8,R0\n{long}IMAD R8,R8,R8,RZ\nIMAD.WIDE R4,R8,0x4,R2\nSTG.E [R4.64],RZ\nEXIT"
+def test_what_was_never_written_is_not_used() -> None:
+    """In the first iteration R4 and R5 hold nothing, and nothing is stored there."""
+    text = (
+        "@!P0 BRA 0x40\nSTG.E [R4.64],RZ\nMOV R4,R2\nIMAD.IADD R5,R3,0x1,R10\n"
+        "ISETP.NE.AND P0,PT,R0,RZ,PT\n@P1 BRA 0x20\nEXIT"
+    )
+    found = followed(f"{PREPARED}{text}")
+    assert origin(found, found.accesses[-1]) == Origin(frozenset((0,)), frozenset())
+    lost = followed(f"{PREPARED}STG.E [R4.64],RZ\nEXIT")
+    assert origin(lost, lost.accesses[-1]).unknown == {"no pointer"}
+
+
+@pytest.mark.parametrize("depth", range(4, 40))
+def test_what_takes_too_much_to_describe_is_no_pointer(depth: int) -> None:
+    """What is added to the pointer may be anything, however deep it is."""
+    deep = "SHF.R.U32.HI R8,RZ,0x1,R8\nIADD3 R8,R8,R0,RZ\n" * depth
+    text = f"MOV R8,R0\n{deep}IMAD.WIDE.U32 R4,R8,0x4,R2\nSTG.E [R4.64],RZ\nEXIT"
     found = followed(PREPARED + text)
     assert origin(found, found.accesses[-1]).parameters == {0}
+    assert not origin(found, found.accesses[-1]).unknown
+
+
+def test_a_product_of_long_sums_is_no_pointer() -> None:
+    long = "".join(f"IMAD R8,R8,c[0x0][{at:#x}],R0\n" for at in range(0x218, 0x250, 4))
+    text = f"MOV R8,R0\n{long}IMAD R4,R8,R8,R2\nMOV R5,R3\nSTG.E [R4.64],RZ\nEXIT"
+    found = followed(PREPARED + text)
+    assert origin(found, found.accesses[-1]) == Origin(frozenset((0,)), frozenset())
     assert where(found) == [None]
 
 
