@@ -118,13 +118,13 @@ class KernelAnalysis:
         has launched wait for nothing but to be analysed. Raises as :meth:`known` does, and
         :class:`Unsupported` if nothing is analysed here.
         """
+        known = self.known(process, uid)
         if self._limits is None:
             raise Unsupported(
                 "kernels are not analysed on this machine",
                 hint='have `analysis = "background"` in phosd.toml',
                 reason=Reason.ANALYSIS_OFF,
             )
-        known = self.known(process, uid)
         with self._lock:
             watched = self._watched.setdefault(process, Watched(uid))
             watched.asked_for, watched.quiet_until = True, 0.0
