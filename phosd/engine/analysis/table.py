@@ -9,8 +9,9 @@ import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from phosd.engine.analysis.idempotency import Idempotent, of_kernel
 from phosd.engine.analysis.opcodes import Use
-from phosd.engine.analysis.summary import Summary
+from phosd.engine.analysis.summary import ANY, Summary
 from phosd.engine.analysis.table_body import encode_body, encode_roles
 from phosd.engine.analysis.terms import TooLarge
 from phosd.errors import Unsupported
@@ -31,6 +32,8 @@ READS_KNOWN, WRITES_KNOWN, RANGES_READ, RANGES_WRITTEN, ACCESSES = 1, 2, 4, 8, 1
 """What of a kernel is known: where the addresses come from that it reads through, or writes
 through; that launches tell all ranges; and that its accesses are listed.
 """
+PRINTS, OVERWRITES_NOTHING = 32, 64
+"""That none of its launches may be run again, and that all may."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +95,8 @@ def _row(name: str, summary: Summary) -> _Row | None:
             (Use.WRITTEN, WRITES_KNOWN, RANGES_WRITTEN),
         ):
             flags |= known * (not summary.unknown(use)) | ranges * summary.computed(use)
+        flags |= PRINTS * summary.followed.prints
+        flags |= OVERWRITES_NOTHING * (of_kernel(summary).idempotent is Idempotent.ALWAYS)
     body, listed = _body(summary)
     flags |= listed
     return _Row(encoded, name_hash(encoded), flags, summary.kernel.size, body)
@@ -105,9 +110,9 @@ def _body(summary: Summary) -> tuple[bytes, int]:
     except TooLarge:
         pass  # the roles are known nevertheless
     try:
-        return encode_roles(summary.roles), 0
+        return encode_roles(summary.accesses, summary.roles), 0
     except TooLarge:
-        return encode_roles({}), 0
+        return encode_roles((), {ANY: Use.BOTH}), 0
 
 
 def _laid_out(module: int, architecture: int, rows: list[_Row]) -> bytes:

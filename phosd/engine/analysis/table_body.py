@@ -6,7 +6,7 @@ an access, which conditions limit a loop, what each iteration adds.
 """
 
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from phosd.engine.analysis.conditions import Compare, Condition, Facts, alternative
@@ -15,6 +15,7 @@ from phosd.engine.analysis.follow import Access, Followed
 from phosd.engine.analysis.opcodes import Use
 from phosd.engine.analysis.provenance import POINTER_BYTES, Origin
 from phosd.engine.analysis.ranges import alternatives
+from phosd.engine.analysis.summary import ANY
 from phosd.engine.analysis.terms import (
     GREATEST,
     Atom,
@@ -48,7 +49,9 @@ NODE_KINDS = (
 _KIND = {name: number for number, name in enumerate(NODE_KINDS)}
 HOWS = ("NEVER", "ALWAYS", "LT", "LE", "GT", "GE", "EQ", "NE")
 KEY_KINDS = ("undecided", "if", "meet")
-USES = {Use.READ: 1, Use.WRITTEN: 2, Use.BOTH: 3}
+USES = {Use.READ: 5, Use.WRITTEN: 2, Use.BOTH: 7}
+READ_FIRST = 4
+"""Among the uses: what is read may have been there before the launch."""
 UNKNOWN_ORIGIN, FROM_ANY_WORD = 1, 2
 
 _DIMENSIONS = [name for name in GREATEST if name.startswith(("ntid", "nctaid"))]
@@ -57,18 +60,30 @@ _LONG = range(-(1 << 63), 1 << 63)
 
 
 def encode_body(
-    followed: Followed, accesses: Iterable[tuple[Access, Origin]], roles: Mapping[Any, Use]
+    followed: Followed, accesses: Sequence[tuple[Access, Origin]], roles: Mapping[Any, Use]
 ) -> bytes:
     """Return the body of a kernel. Raises :class:`TooLarge`."""
     try:
-        return _Body(followed).encode(list(accesses), roles)
+        return _Body(followed).encode(accesses, _of_words(accesses, roles))
     except RecursionError as error:  # a chain of very many loops
         raise TooLarge from error
 
 
-def encode_roles(roles: Mapping[Any, Use]) -> bytes:
-    """Return the body of a kernel of which only the roles are told."""
-    return _Body(None).encode([], roles)
+def encode_roles(accesses: Sequence[tuple[Access, Origin]], roles: Mapping[Any, Use]) -> bytes:
+    """Return the body of a kernel of which only the roles are told. Raises :class:`TooLarge`."""
+    return _Body(None).encode([], _of_words(accesses, roles))
+
+
+def _of_words(
+    accesses: Sequence[tuple[Access, Origin]], roles: Mapping[Any, Use]
+) -> dict[int | str, Use]:
+    """Return the roles of pointers. A tensor map is found among whichever words there are."""
+    maps = {at for access, came in accesses if access.through_map for at in came.parameters}
+    found: dict[int | str, Use] = {}
+    for at, use in roles.items():
+        where = ANY if at in maps else at
+        found[where] = use if found.get(where, use) is use else Use.BOTH
+    return found
 
 
 class _Body:
@@ -90,7 +105,7 @@ class _Body:
         self._loop_of: dict[int, int] = {}
         self._pending: list[int] = []
 
-    def encode(self, accesses: list[tuple[Access, Origin]], roles: Mapping[Any, Use]) -> bytes:
+    def encode(self, accesses: Sequence[tuple[Access, Origin]], roles: Mapping[Any, Use]) -> bytes:
         if len(accesses) > MAX_ACCESSES:
             raise TooLarge
         rows = [self._access(access, came) for access, came in accesses]
@@ -145,8 +160,11 @@ class _Body:
         self, access: Access, came: Origin
     ) -> tuple[int, int, int, int, list[int], list[int], list[int], list[int]]:
         flags = UNKNOWN_ORIGIN * bool(came.unknown) | FROM_ANY_WORD * came.anywhere
+        use = USES[access.use] & ~(READ_FIRST * access.after_write)
+        if access.through_map:  # the offset of a tensor map, which is no pointer
+            return (NONE, access.size, use, flags | FROM_ANY_WORD, [], [], [], [])
+        head = (access.size, use, flags)
         origins = [self._input(at, POINTER_BYTES) for at in sorted(came.parameters)]
-        head = (access.size, USES[access.use], flags)
         try:
             address = self._term(modulo(access.address, 64))
             choices, loops = alternatives(self._known(), access.address)

@@ -18,6 +18,7 @@ from phosd.engine.hook_client.wire import (
     CLOSE_GATE,
     DEADLINE,
     EMPTY_CACHE,
+    LAUNCHES_ASK,
     MAX_BLOCKS,
     MAX_DESCRIPTORS,
     MAX_EXPORTED,
@@ -33,6 +34,7 @@ from phosd.engine.hook_client.wire import (
     HookBlock,
     HookState,
     Kernel,
+    LaunchedKernel,
     ProgramOutcome,
     ProgramState,
     Release,
@@ -43,6 +45,7 @@ from phosd.engine.hook_client.wire import (
     decode_gate,
     decode_hello,
     decode_kernels,
+    decode_launches,
     decode_program,
     decode_release,
     printable,
@@ -60,6 +63,7 @@ __all__ = [
     "HookLink",
     "HookState",
     "Kernel",
+    "LaunchedKernel",
     "ProgramOutcome",
     "ProgramState",
     "Release",
@@ -261,6 +265,19 @@ class HookLink:
         """Return the kernels launched since :meth:`arm`, by first launch."""
         return self._listed(Type.KERNELS, decode_kernels, MAX_KERNELS)
 
+    def launches(self, count_seconds: int = 0) -> list[LaunchedKernel]:
+        """Return the kernels launched since :meth:`arm`, or since launches are counted, with what
+        is known of their launches. ``count_seconds``: go on counting for so long, also while
+        nothing is armed, which costs the program some time at each launch.
+
+        A hook that is too old for this ends the connection; :class:`Internal`.
+        """
+
+        def ask(known: int) -> bytes:
+            return LAUNCHES_ASK.pack(known, count_seconds, 0)
+
+        return self._listed(Type.LAUNCHES, decode_launches, MAX_KERNELS, ask=ask)
+
     def images(self, after: int = 0) -> list[CodeImage]:
         """Return the images that kernels were loaded from, without the first ones. A hook that is
         too old for this ends the connection; :class:`Internal`.
@@ -292,6 +309,7 @@ class HookLink:
         decode: Callable[[bytes], tuple[list[_Row], bool]],
         most: int,
         after: int = 0,
+        ask: Callable[[int], bytes] = U64.pack,
     ) -> list[_Row]:
         """Return a list that comes in parts, without the first ones."""
         known: list[_Row] = []
@@ -299,7 +317,7 @@ class HookLink:
         until = time.monotonic() + self._deadline
         while more:
             with self._decoding(request):
-                new, more = decode(self._ask(request, U64.pack(after + len(known)), until=until))
+                new, more = decode(self._ask(request, ask(after + len(known)), until=until))
                 known += new
                 if after + len(known) > most:
                     raise Garbled(f"more than {most} {request.name.lower()}")

@@ -37,6 +37,8 @@ MAX_PAYLOAD = 1 << 16
 MAX_DESCRIPTORS = 128
 _CONTROL_BYTES = socket.CMSG_SPACE(253 * 4)  # as many descriptors as one message may have
 _SUSPECT = 1  # chunk_map.h's kSuspect
+ANALYSED, GUESSED = 0x100, 0x200
+"""Flags of launches; see wire.h."""
 DEADLINE = 30.0
 """Seconds that one request may take. Unmapping 1,170 blocks took 27 ms on an H200."""
 
@@ -51,6 +53,8 @@ ARM = struct.Struct("<II")
 ROW_LIST = struct.Struct("<II")
 """Before the rows of a list: how many there are, and whether there are more."""
 KERNEL = struct.Struct("<QQII")
+LAUNCHES_ASK = struct.Struct("<QII")
+LAUNCHED_KERNEL = struct.Struct("<QQQQIIII")
 IMAGE = struct.Struct("<QQQII")
 EMPTY_CACHE = struct.Struct("<II")
 RELEASE_STATE = struct.Struct("<II256s")
@@ -94,6 +98,7 @@ class Type(enum.IntEnum):
     PROGRAM = 19
     IMAGES = 20
     SUMMARIES = 21
+    LAUNCHES = 22
 
 
 class Status(enum.IntEnum):
@@ -218,6 +223,30 @@ class Kernel:
 
 
 @dataclass(frozen=True)
+class LaunchedKernel:
+    """A kernel that was launched, as :class:`Kernel`, with what its table says of it. Of so many
+    launches it is known that they are ``idempotent``: run again, they would leave the same memory;
+    of so many that they may be not, because what they read meets what they write. ``summary`` has
+    the flags of its table (``analysis.table``), or None without one. ``guessed``: a launch was
+    predicted otherwise than by its table.
+    """
+
+    name: str
+    module: int
+    launches: int
+    idempotent: int
+    overwrites: int
+    suspect: bool
+    guessed: bool
+    summary: int | None
+
+    @property
+    def undecided(self) -> int:
+        """Launches of which not all accesses are known."""
+        return max(0, self.launches - self.idempotent - self.overwrites)
+
+
+@dataclass(frozen=True)
 class ReleaseState:
     """The state of emptying PyTorch's cache; ``reason`` says why it failed."""
 
@@ -319,6 +348,20 @@ def decode_kernels(body: bytes) -> tuple[list[Kernel], bool]:
     return [
         Kernel(name, module, launches, bool(flags & _SUSPECT))
         for (module, launches, flags), name in rows
+    ], more
+
+
+def decode_launches(body: bytes) -> tuple[list[LaunchedKernel], bool]:
+    """Decode the answer to ``LAUNCHES``, and whether there are more. Raises :class:`Garbled`."""
+    rows, more = decode_rows(body, LAUNCHED_KERNEL, "kernels", "a kernel's name")
+    return [
+        LaunchedKernel(
+            *(name, module, launches, idempotent, overwrites),
+            suspect=bool(flags & _SUSPECT),
+            guessed=bool(flags & GUESSED),
+            summary=summary if flags & ANALYSED else None,
+        )
+        for (module, launches, idempotent, overwrites, flags, summary, _), name in rows
     ], more
 
 

@@ -70,6 +70,17 @@ void apply_rows(Kernel* kernel) {
     kernel->written.store(written, std::memory_order_relaxed);
 }
 
+void forget_counts() {
+    first_launches = 0;
+    for (const auto& [identity, kernel] : known) {
+        kernel->launches.store(0, std::memory_order_relaxed);
+        for (std::atomic<uint64_t>& verdict : kernel->verdicts)
+            verdict.store(0, std::memory_order_relaxed);
+        kernel->guessed.store(false, std::memory_order_relaxed);
+        kernel->order.store(0, std::memory_order_relaxed);
+    }
+}
+
 template <class Ask>
 bool read_layout(Ask ask, Layout* layout) {
     for (size_t index = 0;; ++index) {
@@ -162,23 +173,27 @@ Kernel* find(CUfunction function) {
     return look_up(function);
 }
 
-void count_launch(Kernel* kernel, uint64_t times) {
+void count_launch(Kernel* kernel, Verdict verdict, uint64_t times) {
+    kernel->verdicts[verdict].fetch_add(times, std::memory_order_relaxed);
     kernel->launches.fetch_add(times, std::memory_order_relaxed);
     if (kernel->order.load(std::memory_order_relaxed)) return;
     uint64_t none = 0;
     kernel->order.compare_exchange_strong(none, ++first_launches, std::memory_order_relaxed);
 }
 
+std::atomic<bool> counting{false};
+
+void count_afresh() {
+    const std::lock_guard lock(mutex);
+    forget_counts();
+}
+
 void arm(const board::KernelRow* first, size_t count) {
     const std::lock_guard lock(mutex);
     rows.assign(first, first + count);
     std::sort(rows.begin(), rows.end(), ByName{});
-    first_launches = 0;
-    for (const auto& [identity, kernel] : known) {
-        apply_rows(kernel.get());
-        kernel->launches.store(0, std::memory_order_relaxed);
-        kernel->order.store(0, std::memory_order_relaxed);
-    }
+    for (const auto& [identity, kernel] : known) apply_rows(kernel.get());
+    forget_counts();
     generations.fetch_add(1, std::memory_order_release);
 }
 

@@ -16,6 +16,14 @@ namespace phos::kernels {
 
 using Parameter = summaries::Parameter;
 
+// Of a launch: whether memory would be the same if it were run again.
+enum Verdict : uint32_t {
+    kIdempotent,  // what it reads is not overwritten by it
+    kOverwrites,  // it may be
+    kUndecided,   // not all that it accesses is known
+    kVerdicts,
+};
+
 // One object for all functions with the same name, module and parameters. Never freed.
 struct Kernel {
     std::string name;                   // from cuFuncGetName; empty if the driver does not tell
@@ -28,6 +36,10 @@ struct Kernel {
     // From the board, since the last arm().
     std::atomic<uint32_t> flags{0};  // board::KernelFlags
     std::atomic<uint64_t> written{0};
+    // Launches by whether they could be run again, as far as that is known.
+    std::atomic<uint64_t> verdicts[kVerdicts]{};
+    // One of them was predicted by its arguments alone, or by what the user trusts.
+    std::atomic<bool> guessed{false};
     std::atomic<uint64_t> launches{0};
     std::atomic<uint64_t> order{0};  // of the first launch, from 1; 0 if there was none
 };
@@ -35,9 +47,13 @@ struct Kernel {
 // Returns the kernel of a function, or of a CUkernel used as one. Takes no lock if the function was
 // looked up before.
 Kernel* find(CUfunction function);
-void count_launch(Kernel* kernel, uint64_t times = 1);
+void count_launch(Kernel* kernel, Verdict verdict, uint64_t times = 1);
 
-// Sets the board's entry of each kernel, and all counts to 0. Needs a closed gate. `rows` are
+// Whether launches are to be counted although nothing is armed.
+extern std::atomic<bool> counting;
+void count_afresh();
+
+// Sets the board's entry of each kernel, and counts afresh. Needs a closed gate. `rows` are
 // copied, as they may be in memory that the program writes.
 void arm(const board::KernelRow* rows, size_t count);
 // Changes with every arm(), and with every table of what kernels access.

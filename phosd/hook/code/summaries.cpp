@@ -115,7 +115,7 @@ class Checker {
     }
 
     bool role(const table::Role& one) const {
-        return (one.input == kNone || word(one.input)) && one.use >= 1 && one.use <= 3;
+        return (one.input == kNone || word(one.input)) && one.use >= 1 && one.use <= table::kUses;
     }
 
     static bool input(const table::Input& one) {
@@ -193,10 +193,10 @@ class Checker {
     }
 
     bool access(const table::Access& one) const {
-        if ((one.address != kNone && one.address >= body_.nodes) || one.use < 1 || one.use > 3 ||
-            !list(one.facts, 1, body_.conditions) || !list(one.decided, 2, body_.keys) ||
-            !list(one.choices, 1, body_.keys) || !list(one.loops, 1, body_.loops) ||
-            !list(one.origins, 1, body_.inputs))
+        if ((one.address != kNone && one.address >= body_.nodes) || one.use < 1 ||
+            one.use > table::kUses || !list(one.facts, 1, body_.conditions) ||
+            !list(one.decided, 2, body_.keys) || !list(one.choices, 1, body_.keys) ||
+            !list(one.loops, 1, body_.loops) || !list(one.origins, 1, body_.inputs))
             return false;
         for (uint32_t i = 0; i < one.decided.count; i += 2) {
             const uint32_t* pair = view_.refs + one.decided.at + i;

@@ -32,6 +32,8 @@ using channel::Message;
 using wire::State;
 using wire::Status;
 
+uint64_t count_until = 0;  // nanoseconds, CLOCK_MONOTONIC; only the hook's thread uses it
+
 template <class T>
 bool read(const Message& message, T* value) {
     if (message.payload.size() < sizeof *value) return false;
@@ -194,6 +196,41 @@ Reply list_kernels(const Message& request) {
         const wire::Kernel row{kernel->module, kernel->launches.load(), kernel->flags.load(), 0};
         return Row<wire::Kernel>{row, kernel->name};
     });
+}
+
+Reply list_launches(const Message& request) {
+    wire::LaunchesAsk wanted{};
+    if (!read(request, &wanted)) return {Status::bad_message, "what is wanted is missing"};
+    if (wanted.seconds) {
+        // What is counted for a checkpoint goes on.
+        if (!kernels::counting.load() && !cow::armed.load()) kernels::count_afresh();
+        count_until = monotonic_ns() + wanted.seconds * 1'000'000'000ull;
+        kernels::counting.store(true);
+    }
+    const std::vector<const kernels::Kernel*> all = kernels::launched();
+    const auto first = all.begin() + static_cast<ptrdiff_t>(std::min(wanted.after, all.size()));
+    return listed<wire::KernelList>(first, all.end(), [](const kernels::Kernel* kernel) {
+        const summaries::Summary* const summary = kernel->summary.load(std::memory_order_acquire);
+        const uint32_t flags = kernel->flags.load() | (summary ? wire::kAnalysed : 0u) |
+                               (kernel->guessed.load() ? wire::kGuessed : 0u);
+        const wire::LaunchedKernel row{kernel->module,
+                                       kernel->launches.load(),
+                                       kernel->verdicts[kernels::kIdempotent].load(),
+                                       kernel->verdicts[kernels::kOverwrites].load(),
+                                       flags,
+                                       summary ? summary->row->flags : 0,
+                                       0,
+                                       0};
+        return Row<wire::LaunchedKernel>{row, kernel->name};
+    });
+}
+
+void tidy() {
+    if (kernels::counting.load() && monotonic_ns() >= count_until) stop_counting();
+}
+
+void stop_counting() {
+    kernels::counting.store(false);
 }
 
 Reply list_images(const Message& request) {

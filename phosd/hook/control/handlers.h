@@ -47,11 +47,16 @@ Reply arm(int client, const channel::Message& request);
 Reply disarm();
 Reply forget();
 Reply list_kernels(const channel::Message& request);
+Reply list_launches(const channel::Message& request);
 Reply list_images(const channel::Message& request);
 Reply take_summaries(const channel::Message& request);
 Reply empty_cache(const channel::Message& request);
 Reply stats();
 Reply program(int client, const channel::Message& request);
 Reply may_see(const channel::Message& request);
+
+// Ends counting launches: when its time is over, or at once.
+void tidy();
+void stop_counting();
 
 }  // namespace phos::handlers

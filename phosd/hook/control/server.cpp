@@ -89,12 +89,14 @@ Reply answer(int client, Message& request) {
             return handlers::program(client, request);
         case Type::images:
             return handlers::list_images(request);
+        case Type::launches:
+            return handlers::list_launches(request);
         case Type::summaries:
             return handlers::take_summaries(request);
         default:
             break;
     }
-    if (type < Type::hello || type > Type::summaries)
+    if (type < Type::hello || type > Type::launches)
         return {Status::bad_message, "unknown request"};
     const std::lock_guard turn(quiesce::turn);
     if (gate_owner != kNoClient && gate_owner != client)
@@ -208,6 +210,7 @@ void detach(int client) {
     stop_listening();
     legacy_ipc::detach();
     remove_pipe();
+    handlers::stop_counting();  // its time is the machine's
     if (cow::forget().status != Status::ok) log::note("detached with a board that is in use");
 }
 
@@ -322,6 +325,7 @@ void serve_once() {
     let_go_of_closed();
     open_what_is_missing();
     cow::tidy();
+    handlers::tidy();
     safe_points::tidy();
     shared_events::keep_promises_of_the_dead();
     const uint64_t now = monotonic_ns();

@@ -43,7 +43,9 @@ struct Writing<Member, Rule, PerThread, CUresult (*)(Arguments...)> {
         const auto real = real_function<Member>();
         if (__builtin_expect(!real, 0)) return CUDA_ERROR_NOT_INITIALIZED;
         const gate::Pass pass;
-        if (__builtin_expect(cow::armed.load(std::memory_order_acquire), 0))
+        if (__builtin_expect(cow::armed.load(std::memory_order_acquire) ||
+                                 kernels::counting.load(std::memory_order_relaxed),
+                             0))
             write_sets::before<Rule>(PerThread, arguments...);
         return real(arguments...);
     }

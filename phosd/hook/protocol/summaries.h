@@ -32,11 +32,13 @@ static_assert(sizeof(Header) == 40);
 
 // What of a kernel is known for every launch.
 enum KernelFlags : uint32_t {
-    kReadsKnown = 1,     // all addresses that it reads come from its roles
-    kWritesKnown = 2,    // the same of those that it writes
-    kRangesRead = 4,     // its launches tell the ranges that it reads
-    kRangesWritten = 8,  // and those that it writes
-    kAccesses = 16,      // its accesses are listed; otherwise its roles are all that there is
+    kReadsKnown = 1,          // all addresses that it reads come from its roles
+    kWritesKnown = 2,         // the same of those that it writes
+    kRangesRead = 4,          // its launches tell the ranges that it reads
+    kRangesWritten = 8,       // and those that it writes
+    kAccesses = 16,           // its accesses are listed; otherwise its roles are all that there is
+    kPrints = 32,             // what is printed would be printed again
+    kOverwritesNothing = 64,  // of what it reads: any of its launches may be run again
 };
 
 // By (name_hash, name).
@@ -67,7 +69,8 @@ struct Body {
 };
 static_assert(sizeof(Body) == 48);
 
-enum Use : uint32_t { kRead = 1, kWritten = 2 };
+// Bits. kReadFirst: what is read may have been there before the launch.
+enum Use : uint32_t { kRead = 1, kWritten = 2, kReadFirst = 4, kUses = 7 };
 
 // What is done through a pointer among the parameters.
 struct Role {

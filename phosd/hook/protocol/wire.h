@@ -44,6 +44,7 @@ enum class Type : uint16_t {
                     // that it asks for
     images,         // Cursor (how many are known) -> ImageList: what modules were loaded from
     summaries,      // (empty) + a descriptor of a table (summaries.h) -> Count of its kernels
+    launches,       // LaunchesAsk -> KernelList, of LaunchedKernels: `kernels` with verdicts
 };
 
 // The status of a reply. A failed reply's payload is a text for the user, UTF-8.
@@ -165,6 +166,30 @@ struct Kernel {
 };
 static_assert(sizeof(Kernel) == 24);
 constexpr uint32_t kMaxName = 4096;
+
+struct LaunchesAsk {
+    uint64_t after;    // how many kernels are known
+    uint32_t seconds;  // launches are counted for so long, armed or not; 0: no change
+    uint32_t reserved;
+};
+static_assert(sizeof(LaunchesAsk) == 16);
+
+// In the place of a Kernel.
+struct LaunchedKernel {
+    uint64_t module;
+    uint64_t launches;    // since `arm`, or since they are counted
+    uint64_t idempotent;  // of these: run again, they would leave the same memory
+    uint64_t overwrites;  // they may overwrite what they read
+    uint32_t flags;       // board::KernelFlags, LaunchFlags
+    uint32_t summary;     // table::KernelFlags, 0 without a table
+    uint32_t reserved;
+    uint32_t length;  // of the name, bytes, at most kMaxName
+};
+static_assert(sizeof(LaunchedKernel) == 48);
+enum LaunchFlags : uint32_t {
+    kAnalysed = 0x100,  // a table has the kernel
+    kGuessed = 0x200,   // a launch was predicted by its arguments, or by what the user trusts
+};
 
 // Where the bytes of a module's image are.
 enum class Held : uint32_t {

@@ -230,11 +230,11 @@ class Memory {
             if (word(i) != key_[i]) return false;
         size_t at = kKeyWords;
         const uint64_t head = word(at++);
-        found->unknown = head & 3;
-        found->anywhere = head >> 2 & 3;
-        found->widened = head >> 4 & 3;
-        found->range_count = std::min<uint32_t>(head >> 8 & 0xFF, Accesses::kMostRanges);
-        found->origin_count = std::min<uint32_t>(head >> 16 & 0xFF, Accesses::kMostOrigins);
+        found->unknown = head & table::kUses;
+        found->anywhere = head >> 8 & table::kUses;
+        found->widened = head >> 16 & table::kUses;
+        found->range_count = std::min<uint32_t>(head >> 24 & 0xFF, Accesses::kMostRanges);
+        found->origin_count = std::min<uint32_t>(head >> 32 & 0xFF, Accesses::kMostOrigins);
         for (uint32_t i = 0; i < found->origin_count; ++i) {
             const uint64_t packed = word(at++);
             found->origins[i] = {static_cast<uint32_t>(packed >> 32),
@@ -259,8 +259,8 @@ class Memory {
         slot_->sequence.store(sequence + 1, std::memory_order_relaxed);
         for (size_t i = 0; i < 4 + compared_; ++i) put(i, key_[i]);
         size_t at = kKeyWords;
-        put(at++, found.unknown | found.anywhere << 2 | found.widened << 4 |
-                      found.range_count << 8 | found.origin_count << 16);
+        put(at++, found.unknown | found.anywhere << 8 | found.widened << 16 |
+                      uint64_t{found.range_count} << 24 | uint64_t{found.origin_count} << 32);
         for (uint32_t i = 0; i < found.origin_count; ++i)
             put(at++, uint64_t{found.origins[i].input} << 32 | found.origins[i].use);
         at = kKeyWords + 1 + Accesses::kMostOrigins;
@@ -300,7 +300,8 @@ void compute_locked(const summaries::Summary& summary, const Launch& launch, Acc
                 found->anywhere |= one->use;
             else
                 add_origin(one->input, one->use, found);
-        if (!(summary.row->flags & table::kReadsKnown)) found->unknown |= table::kRead;
+        if (!(summary.row->flags & table::kReadsKnown))
+            found->unknown |= table::kRead | table::kReadFirst;
         if (!(summary.row->flags & table::kWritesKnown)) found->unknown |= table::kWritten;
         return;
     }
@@ -332,6 +333,32 @@ bool read_inputs(const kernels::Kernel& kernel, const summaries::Summary& summar
                     from + piece.offset, piece.size);
     }
     return true;
+}
+
+kernels::Verdict judge(const summaries::Summary& summary, const Accesses& found,
+                       const uint64_t* inputs) {
+    if (summary.row->flags & table::kPrints) return kernels::kOverwrites;
+    if (summary.row->flags & table::kOverwritesNothing) return kernels::kIdempotent;
+    uint32_t uses = found.unknown | found.anywhere;
+    for (uint32_t i = 0; i < found.origin_count; ++i) uses |= found.origins[i].use;
+    bool is_told = !(uses & (table::kReadFirst | table::kWritten));
+    for (uint32_t i = 0; i < found.range_count; ++i) {
+        uses |= found.ranges[i].use;
+        is_told &= is_whole(found.ranges[i], inputs);
+    }
+    if (!(uses & table::kReadFirst) || !(uses & table::kWritten)) return kernels::kIdempotent;
+    if (!is_told) return kernels::kUndecided;
+    const auto meet = [&](const Range& one, const Range& other) {
+        const uint64_t begin = begin_of(one, inputs);
+        const uint64_t at = begin_of(other, inputs);
+        return begin < at + other.length && at < begin + one.length;
+    };
+    for (uint32_t i = 0; i < found.range_count; ++i)
+        for (uint32_t j = 0; j < found.range_count; ++j)
+            if (found.ranges[i].use & table::kReadFirst && found.ranges[j].use & table::kWritten &&
+                meet(found.ranges[i], found.ranges[j]))
+                return found.widened ? kernels::kUndecided : kernels::kOverwrites;
+    return kernels::kIdempotent;
 }
 
 void compute(const summaries::Summary& summary, const Launch& launch, Accesses* found) {

@@ -56,6 +56,10 @@ struct Arguments {
 bool read_inputs(const kernels::Kernel& kernel, const summaries::Summary& summary,
                  const Arguments& arguments, uint64_t* inputs);
 
+// Returns whether memory would be the same if the launch were run again.
+kernels::Verdict judge(const summaries::Summary& summary, const Accesses& found,
+                       const uint64_t* inputs);
+
 // Returns what the launch accesses. `launch` has the inputs from read_inputs().
 void find(const summaries::Summary& summary, const Launch& launch, Accesses* found);
 // The same, but always computed.

@@ -261,14 +261,17 @@ void the_table_is_looked_up_by_name_and_module() {
 void launches_are_counted_in_order() {
     Kernel* const one = make_kernel("first", "image");
     Kernel* const two = make_kernel("second", "image");
-    kernels::count_launch(two);
+    kernels::count_launch(two, kernels::kUndecided);
     kernels::arm(nullptr, 0);
     CHECK(kernels::launched().empty());
-    kernels::count_launch(one);
-    kernels::count_launch(two, 5);
-    kernels::count_launch(one);
+    kernels::count_launch(one, kernels::kIdempotent);
+    kernels::count_launch(two, kernels::kOverwrites, 5);
+    kernels::count_launch(one, kernels::kUndecided);
     CHECK((kernels::launched() == std::vector<const Kernel*>{one, two}));
     CHECK(one->launches == 2 && two->launches == 5);
+    CHECK(one->verdicts[kernels::kIdempotent] == 1 && two->verdicts[kernels::kOverwrites] == 5);
+    kernels::count_afresh();
+    CHECK(kernels::launched().empty() && two->verdicts[kernels::kOverwrites] == 0);
 }
 
 void a_tensor_map_is_an_address() {
@@ -318,7 +321,7 @@ void readers_take_no_lock() {
             for (uint64_t i = 0; i < kLaunches; ++i) {
                 Kernel* const kernel = kernels::find(mine[(i + thread) % mine.size()]);
                 CHECK(kernel->name == "kernel " + std::to_string((i + thread) % mine.size()));
-                kernels::count_launch(kernel);
+                kernels::count_launch(kernel, kernels::kIdempotent);
             }
         });
     std::thread unloader([&] {

@@ -31,12 +31,13 @@ extern "C" __attribute__((visibility("default"))) const char* take_table(int des
 
 // Sets what a launch with these parameters accesses, at most `most`; each through remembered
 // results with `remembered`. Returns how many there are; -1: the kernel is not known. `unknown`
-// gets the uses of which not all is told.
+// gets the uses of which not all is told, `verdict` a kernels::Verdict.
 extern "C" __attribute__((visibility("default"))) int ranges_of(uint64_t module, const char* name,
                                                                 const unsigned char* parameters,
                                                                 size_t size, const uint32_t* sizes,
                                                                 int remembered, Found* found,
-                                                                int most, uint32_t* unknown) {
+                                                                int most, uint32_t* unknown,
+                                                                uint32_t* verdict) {
     const std::vector<summaries::Parameter> layout{{0, static_cast<uint32_t>(size)}};
     const summaries::Summary* const summary = summaries::find(module, name, layout);
     if (!summary) return -1;
@@ -49,6 +50,7 @@ extern "C" __attribute__((visibility("default"))) int ranges_of(uint64_t module,
     if (remembered) ranges::find(*summary, launch, &accesses);
     (remembered ? ranges::find : ranges::compute)(*summary, launch, &accesses);
     *unknown = accesses.unknown | accesses.anywhere;
+    *verdict = ranges::judge(*summary, accesses, inputs);
     int count = 0;
     for (uint32_t i = 0; i < accesses.range_count && count < most; ++i) {
         const ranges::Range& one = accesses.ranges[i];

@@ -23,7 +23,12 @@ struct Summary {
     bool everything = false;
     std::vector<uint64_t> addresses;  // sorted, each once
     std::vector<cow::Range> ranges;
-    std::vector<std::pair<kernels::Kernel*, uint64_t>> launches;  // with the launches of each
+    struct Launches {
+        kernels::Kernel* kernel;
+        uint64_t verdicts[kernels::kVerdicts];
+        bool guessed;  // one of them was predicted by its arguments alone
+    };
+    std::vector<Launches> launches;
 
     void bytes(uint64_t address, uint64_t count) { ranges.push_back({address, address + count}); }
     void reach(uint64_t address) { addresses.push_back(address); }
@@ -43,22 +48,26 @@ size_t launchable_by_device = 0;
 std::shared_ptr<const Summary> summarise(const std::vector<Node>& nodes) {
     const auto summary = std::make_shared<Summary>();
     summary->generation = kernels::generation();
-    std::map<kernels::Kernel*, uint64_t> launches;
+    std::map<kernels::Kernel*, Summary::Launches> launches;
     for (const Node& node : nodes) {
         summary->everything |= node.everything;
         summary->ranges.insert(summary->ranges.end(), node.ranges.begin(), node.ranges.end());
         for (const graphs::Launch& launch : node.launches) {
-            ++launches[launch.kernel];
+            Summary::Launches& counted = launches[launch.kernel];
+            counted.kernel = launch.kernel;
+            const auto analysed = launch.parameters.empty()
+                                      ? write_sets::Analysed()
+                                      : write_sets::Analysed(*launch.kernel, launch.shape,
+                                                             {nullptr, launch.parameters.data(),
+                                                              launch.parameters.size()});
+            ++counted.verdicts[analysed.verdict()];
             const uint32_t flags = launch.kernel->flags.load(std::memory_order_relaxed);
             const uint64_t written = flags & board::kWritesOnly
                                          ? launch.kernel->written.load(std::memory_order_relaxed)
                                          : ~0ull;
             if (flags & board::kSuspect) summary->everything = true;
-            if (!launch.parameters.empty() &&
-                write_sets::find_written(
-                    *launch.kernel, launch.shape,
-                    {nullptr, launch.parameters.data(), launch.parameters.size()}, *summary))
-                continue;
+            if (!(flags & board::kWritesOnly) && analysed.tell(*summary)) continue;
+            counted.guessed |= !(flags & board::kSuspect);
             for (const graphs::Word& word : launch.words)
                 if (!word.mask || (word.mask & written)) summary->addresses.push_back(word.address);
         }
@@ -66,7 +75,7 @@ std::shared_ptr<const Summary> summarise(const std::vector<Node>& nodes) {
     std::vector<uint64_t>& addresses = summary->addresses;
     std::sort(addresses.begin(), addresses.end());
     addresses.erase(std::unique(addresses.begin(), addresses.end()), addresses.end());
-    summary->launches.assign(launches.begin(), launches.end());
+    for (const auto& [kernel, counted] : launches) summary->launches.push_back(counted);
     return summary;
 }
 
@@ -151,7 +160,13 @@ std::shared_ptr<const Summary> find(CUgraphExec exec) {
 void graphs::predict(write_sets::Prediction& prediction, CUgraphExec exec) {
     const std::shared_ptr<const Summary> summary = find(exec);
     if (!summary) return prediction.everything();
-    for (const auto& [kernel, count] : summary->launches) kernels::count_launch(kernel, count);
+    for (const Summary::Launches& one : summary->launches) {
+        for (uint32_t verdict = 0; verdict < kernels::kVerdicts; ++verdict)
+            if (one.verdicts[verdict])
+                kernels::count_launch(one.kernel, static_cast<kernels::Verdict>(verdict),
+                                      one.verdicts[verdict]);
+        if (one.guessed) one.kernel->guessed.store(true, std::memory_order_relaxed);
+    }
     if (summary->everything) return prediction.everything();
     for (const cow::Range& range : summary->ranges)
         prediction.bytes(range.begin, range.end - range.begin);

@@ -1,6 +1,19 @@
 #include "write_sets/launches.h"
 
+#include <algorithm>
+#include <iterator>
+
 namespace phos::write_sets {
+
+Analysed::Analysed(const kernels::Kernel& kernel, const Shape& shape,
+                   const ranges::Arguments& arguments) {
+    const auto* const known = kernel.summary.load(std::memory_order_acquire);
+    if (!known || !ranges::read_inputs(kernel, *known, arguments, inputs)) return;
+    ranges::Launch launch{{}, inputs};
+    std::copy(std::begin(shape.sizes), std::end(shape.sizes), launch.sizes);
+    ranges::find(*known, launch, &found);
+    summary = known;
+}
 bool find_arguments(void* const* parameters, void* const* extra, ranges::Arguments* found) {
     *found = {parameters, nullptr, 0};
     if (parameters || !extra) return true;
@@ -22,12 +35,18 @@ void predict_kernel(Prediction& prediction, CUfunction function, const Shape& sh
                     void* const* parameters, void* const* extra) {
     if (!function) return;
     kernels::Kernel* const kernel = kernels::find(function);
-    kernels::count_launch(kernel);
     const uint32_t flags = kernel->flags.load(std::memory_order_relaxed);
-    if (flags & board::kSuspect) return prediction.everything();
     ranges::Arguments arguments;
-    if (!find_arguments(parameters, extra, &arguments)) return prediction.everything();
-    if (find_written(*kernel, shape, arguments, prediction)) return;
+    if (!find_arguments(parameters, extra, &arguments)) {
+        kernels::count_launch(kernel, kernels::kUndecided);
+        return prediction.everything();
+    }
+    const Analysed analysed(*kernel, shape, arguments);
+    kernels::count_launch(kernel, analysed.verdict());
+    if (flags & board::kSuspect) return prediction.everything();
+    // What the user trusts precedes the analysis.
+    if (!(flags & board::kWritesOnly) && analysed.tell(prediction)) return;
+    kernel->guessed.store(true, std::memory_order_relaxed);
     const uint64_t written =
         flags & board::kWritesOnly ? kernel->written.load(std::memory_order_relaxed) : ~0ull;
     const auto visit = [&](uint64_t address, uint64_t words) {

@@ -7,9 +7,7 @@
 // offset. Such writes, and those through addresses stored in memory, are detected by the digests.
 #pragma once
 
-#include <algorithm>
 #include <cstring>
-#include <iterator>
 
 #include "code/kernels.h"
 #include "code/tensor_maps.h"
@@ -79,32 +77,35 @@ Shape shape_of(const Configuration& launch) {
              launch.gridDimZ}};
 }
 
-// Finds what the launch of a kernel writes, by the analysis of the kernel: calls bytes(address,
-// count) and reach(address) of `written`, as of a Prediction. Returns false, without a call, if it
-// does not tell all, or must not be asked.
-template <class Written>
-bool find_written(const kernels::Kernel& kernel, const Shape& shape,
-                  const ranges::Arguments& arguments, Written& written) {
-    const auto* const summary = kernel.summary.load(std::memory_order_acquire);
-    // What the user trusts precedes it.
-    if (!summary || kernel.flags.load(std::memory_order_relaxed) & board::kWritesOnly) return false;
-    uint64_t inputs[table::kMaxInputs];
-    if (!ranges::read_inputs(kernel, *summary, arguments, inputs)) return false;
-    ranges::Launch launch{{}, inputs};
-    std::copy(std::begin(shape.sizes), std::end(shape.sizes), launch.sizes);
+// What the analysis of a kernel tells of one launch.
+struct Analysed {
+    const summaries::Summary* summary = nullptr;  // null: nothing
     ranges::Accesses found;
-    ranges::find(*summary, launch, &found);
-    if ((found.unknown | found.anywhere) & table::kWritten) return false;
-    for (uint32_t i = 0; i < found.range_count; ++i)
-        if (found.ranges[i].use & table::kWritten && !ranges::is_whole(found.ranges[i], inputs))
-            return false;
-    for (uint32_t i = 0; i < found.range_count; ++i)
-        if (found.ranges[i].use & table::kWritten)
-            written.bytes(ranges::begin_of(found.ranges[i], inputs), found.ranges[i].length);
-    for (uint32_t i = 0; i < found.origin_count; ++i)
-        if (found.origins[i].use & table::kWritten) written.reach(inputs[found.origins[i].input]);
-    return true;
-}
+    uint64_t inputs[table::kMaxInputs];
+
+    Analysed() = default;
+    Analysed(const kernels::Kernel& kernel, const Shape& shape, const ranges::Arguments& arguments);
+    kernels::Verdict verdict() const {
+        return summary ? ranges::judge(*summary, found, inputs) : kernels::kUndecided;
+    }
+
+    // Calls bytes(address, count) and reach(address) of `written`, as of a Prediction, for what the
+    // launch writes. Returns false, without a call, if that is not all told.
+    template <class Written>
+    bool tell(Written& written) const {
+        if (!summary || (found.unknown | found.anywhere) & table::kWritten) return false;
+        for (uint32_t i = 0; i < found.range_count; ++i)
+            if (found.ranges[i].use & table::kWritten && !ranges::is_whole(found.ranges[i], inputs))
+                return false;
+        for (uint32_t i = 0; i < found.range_count; ++i)
+            if (found.ranges[i].use & table::kWritten)
+                written.bytes(ranges::begin_of(found.ranges[i], inputs), found.ranges[i].length);
+        for (uint32_t i = 0; i < found.origin_count; ++i)
+            if (found.origins[i].use & table::kWritten)
+                written.reach(inputs[found.origins[i].input]);
+        return true;
+    }
+};
 
 void predict_kernel(Prediction& prediction, CUfunction function, const Shape& shape,
                     void* const* parameters, void* const* extra);
@@ -133,7 +134,7 @@ struct Launched {
 struct LaunchedBlindly {
     template <class... Rest>
     static void predict(Prediction& prediction, CUfunction function, Rest...) {
-        if (function) kernels::count_launch(kernels::find(function));
+        if (function) kernels::count_launch(kernels::find(function), kernels::kUndecided);
         prediction.everything();
     }
 };

@@ -30,12 +30,13 @@ class _Found(ctypes.Structure):
 @dataclass
 class Accesses:
     """What the hook says of a launch: ranges, addresses into blocks, by use (``read``,
-    ``written``), and the uses of which it does not know all.
+    ``written``), and the uses of which it does not know all; and whether it may be run again.
     """
 
     ranges: dict[str, list[tuple[int, int]]]
     origins: dict[str, list[int]]
     unknown: set[str]
+    verdict: str
 
 
 _USES = {"read": 1, "written": 2}
@@ -63,12 +64,13 @@ def accesses(
 ) -> Accesses | None:
     """Return what the hook says of a launch; None: it does not know the kernel."""
     found = (_Found * MOST)()
-    unknown = ctypes.c_uint32()
+    unknown, verdict = ctypes.c_uint32(), ctypes.c_uint32()
     sizes = (ctypes.c_uint32 * 6)(*launch.block, *launch.grid)
     parameters = launch.parameters
     count = _library().ranges_of(
         *(ctypes.c_uint64(module), name.encode(), parameters, ctypes.c_size_t(len(parameters))),
         *(sizes, int(remembered), found, MOST, ctypes.byref(unknown)),
+        ctypes.byref(verdict),
     )
     if count < 0:
         return None
@@ -83,6 +85,7 @@ def accesses(
             for use, bit in _USES.items()
         },
         {use for use, bit in _USES.items() if unknown.value & bit},
+        ("idempotent", "not", "unknown")[verdict.value],
     )
 
 
@@ -97,6 +100,8 @@ def errors(module: int, summary: Summary, seen: Seen) -> list[str]:
     wrong = []
     if accesses(module, name, seen.launch, remembered=True) != found:
         wrong.append(f"{name} is remembered otherwise")
+    if found.verdict == "idempotent" and not seen.same:
+        wrong.append(f"{name} is not idempotent, as the hook says")
     for use, real in (("read", seen.read), ("written", seen.written)):
         if use in found.unknown:
             continue
@@ -111,6 +116,12 @@ def errors(module: int, summary: Summary, seen: Seen) -> list[str]:
         if missed:
             wrong.append(f"{name} {use} {missed}, which the hook does not tell: {told}")
     return wrong
+
+
+def is_idempotent(module: int, seen: Seen) -> bool:
+    """Return whether the launch may be run again, as the hook says."""
+    found = accesses(module, seen.kernel.name, seen.launch)
+    return found is not None and found.verdict == "idempotent"
 
 
 def exact(module: int, summary: Summary, launch: Launch) -> bool:

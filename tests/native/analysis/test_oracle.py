@@ -45,6 +45,7 @@ def check(name: str, made: Callable[[int], generator.Kernel], folder: Path) -> C
                 counts["others"] += outcome.origins + outcome.unknown
                 errors += outcome.wrong
                 errors += in_hook.errors(MODULE, summary, seen)
+                counts["idempotent in the hook"] += in_hook.is_idempotent(MODULE, seen)
                 counts["exact in the hook"] += in_hook.exact(MODULE, summary, seen.launch)
             wrong += [f"{name}: {seen.kernel.name[1:]}: {error}" for error in errors]
     assert not wrong

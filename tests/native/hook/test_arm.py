@@ -2,6 +2,7 @@
 
 import os
 import re
+import struct
 import threading
 import time
 from collections.abc import Iterator
@@ -10,12 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from phosd.engine.analysis import table
+from phosd.engine.analysis.summary import summarise
 from phosd.engine.chunk_map.chunk_map import ChunkMap, ChunkState, Event, Phase
 from phosd.engine.hook_client.code_images import Held
-from phosd.engine.hook_client.link import HookLink
+from phosd.engine.hook_client.link import HookLink, LaunchedKernel
 from phosd.engine.kernels.fetch import fetch
 from phosd.engine.system import procfs
-from phosd.errors import Busy, Internal
+from phosd.errors import Busy, Internal, Unsupported
 from tests.native.hook.live import Live, linked, live
 from tests.support.events import next_event
 from tests.support.harness import wait_until
@@ -175,6 +178,61 @@ def test_kernels_are_listed_with_their_launches(tmp_path: Path) -> None:
         assert process is not None
         with fetch(process, image, threading.Event()) as module:
             assert b".entry store" in os.pread(module.file, module.size, 0)
+
+
+def test_launches_are_told_with_what_a_table_says(tmp_path: Path) -> None:
+    with live(LAUNCHES, tmp_path) as program:
+        assert program.hears() == "ready"
+        link = program.link
+
+        def launched() -> LaunchedKernel:
+            program.tell()
+            assert program.hears() == "launched"
+            (kernel,) = link.launches()
+            return kernel
+
+        def give(made: bytes) -> int:
+            with memory_file(made) as file:
+                return link.give_summaries(file)
+
+        program.tell()
+        assert program.hears() == "launched"
+        assert link.launches(count_seconds=600) == []  # until now nobody has counted
+        kernel = launched()
+        assert (kernel.name, kernel.launches, kernel.undecided) == ("store", 1, 1)
+        assert kernel.guessed and kernel.summary is None
+        (image,) = link.images()
+        process = procfs.process_id(program.process.pid)
+        assert process is not None
+        with fetch(process, image, threading.Event()) as module:
+            code = os.pread(module.file, module.size, 0)
+        known = list(summarise(code, 90))
+        made = table.encode(image.hash, 90, known)
+        with pytest.raises(Unsupported, match="version 77"):
+            give(made[:8] + struct.pack("<I", 77) + made[12:])
+        with pytest.raises(Unsupported, match="sm_80"):
+            give(table.encode(image.hash, 80, known))
+        with pytest.raises(Unsupported, match="not well formed"):
+            give(made.replace(struct.pack("<qII", 1, 0, 0), struct.pack("<qII", 1, 99, 0)))
+        assert give(made) == 1
+        kernel = launched()
+        assert (kernel.launches, kernel.idempotent, kernel.overwrites) == (2, 1, 0)
+        assert kernel.summary is not None and kernel.summary & table.WRITES_KNOWN
+        assert link.launches(count_seconds=600) == [kernel]  # it is counted on
+        with armed(program):
+            assert link.launches() == []
+            kernel = launched()
+            assert (kernel.launches, kernel.idempotent, kernel.guessed) == (1, 1, False)
+
+
+@contextmanager
+def memory_file(content: bytes) -> Iterator[int]:
+    file = os.memfd_create("table", os.MFD_CLOEXEC)
+    try:
+        os.write(file, content)
+        yield file
+    finally:
+        os.close(file)
 
 
 @pytest.mark.parametrize("size", [0, 1, 4096, 1 << 20])

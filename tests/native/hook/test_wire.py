@@ -40,6 +40,14 @@ def test_layouts_are_those_of_the_header(tmp_path: Path) -> None:
         "Arm": (wire.ARM, ("slabs", "reserved")),
         "KernelList": (wire.ROW_LIST, ("count", "more")),
         "Kernel": (wire.KERNEL, ("module", "launches", "flags", "length")),
+        "LaunchesAsk": (wire.LAUNCHES_ASK, ("after", "seconds", "reserved")),
+        "LaunchedKernel": (
+            wire.LAUNCHED_KERNEL,
+            (
+                *("module", "launches", "idempotent", "overwrites", "flags", "summary"),
+                *("reserved", "length"),
+            ),
+        ),
         "ImageList": (wire.ROW_LIST, ("count", "more")),
         "Image": (wire.IMAGE, ("hash", "address", "size", "held", "length")),
         "EmptyCache": (wire.EMPTY_CACHE, ("ask", "reserved")),
@@ -164,6 +172,10 @@ def test_numbers_are_those_of_the_header() -> None:
     assert members(text, "enum class State") == {s.name.lower(): s.value for s in HookState}
     assert members(text, "enum class Release") == {r.name.lower(): r.value for r in Release}
     assert members(text, "enum class Ask") == {a.name.lower(): a.value for a in Ask}
+    assert ("kAnalysed = 0x100," in text, "kGuessed = 0x200," in text) == (
+        wire.ANALYSED == 0x100,
+        wire.GUESSED == 0x200,
+    )
     flags = {name.removeprefix("k"): n for name, n in members(text, "enum BlockFlags").items()}
     assert flags == {(f.name or "").title().replace("_", ""): f.value for f in BlockFlag}
 
@@ -189,6 +201,8 @@ def test_numbers_of_tables_are_those_of_the_header() -> None:
         "kRangesRead": table.RANGES_READ,
         "kRangesWritten": table.RANGES_WRITTEN,
         "kAccesses": table.ACCESSES,
+        "kPrints": table.PRINTS,
+        "kOverwritesNothing": table.OVERWRITES_NOTHING,
     }
     assert members(text, "enum AccessFlags") == {
         "kUnknownOrigin": table_body.UNKNOWN_ORIGIN,

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from phosd.engine.analysis import table
+from phosd.engine.analysis import table, table_body
 from phosd.engine.analysis.cubin import Kernel
-from phosd.engine.analysis.summary import Summary
+from phosd.engine.analysis.opcodes import Use
+from phosd.engine.analysis.summary import ANY, Summary, of_code
 from phosd.errors import Unsupported
+from tests.unit.engine.analysis.listing import PREPARED, code, kernel
 
 HASH = 0xDEADBEEF
+MAP = """ULDC.64 UR4,c[0x0][0x198]
+UIADD3 UR6,UP0,UR4,0x40,URZ
+UIADD3.X UR7,URZ,UR5,URZ,UP0,!UPT
+"""
+"""The address of the tensor map at 0x40 among the parameters is in UR6 and UR7."""
 
 
 def summary(name: str) -> Summary:
@@ -71,3 +78,53 @@ def test_what_is_no_table_is_not_merged() -> None:
     for size in (0, 10, row, len(good) - 1):
         with pytest.raises(Unsupported, match="no table can be made"):
             table.merged(HASH, 90, [bytes(good[:size])])
+
+
+def counts(body: bytes) -> dict[str, int]:
+    return dict(zip(PARTS, table_body.BODY.unpack_from(body), strict=False))
+
+
+PARTS = ("roles", "inputs", "nodes", "factors", "conditions", "keys", "loops", "accesses")
+
+
+def roles(body: bytes) -> list[tuple[int, int]]:
+    at = table_body.BODY.size
+    end = at + counts(body)["roles"] * table_body.ROLE.size
+    return list(table_body.ROLE.iter_unpack(body[at:end]))
+
+
+def test_a_tensor_map_is_no_pointer() -> None:
+    """What is in its first bytes is no address: the hook looks for it among all words."""
+    found = of_code(kernel(256), code(f"{PREPARED}{MAP}UTMASTG.2D [UR8],[UR6]\nEXIT"))
+    assert found.followed is not None and found.roles == {0x40: Use.WRITTEN}
+    body = table_body.encode_body(found.followed, found.accesses, found.roles)
+    assert roles(body) == [(table_body.NONE, 2)]
+    assert counts(body)["inputs"] == 0
+    at = table_body.BODY.size + table_body.ROLE.size
+    access = table_body.ACCESS.unpack_from(body, at)
+    assert access[0] == table_body.NONE and access[3] == table_body.FROM_ANY_WORD
+    assert roles(table_body.encode_roles(found.accesses, found.roles)) == [(table_body.NONE, 2)]
+
+
+def test_a_pointer_that_only_moves_ranges_is_not_compared() -> None:
+    text = "IMAD.WIDE R4,R0,0x4,R2\nSTG.E [R4.64],RZ\nEXIT"
+    found = of_code(kernel(), code(PREPARED + text))
+    assert found.followed is not None
+    body = table_body.encode_body(found.followed, found.accesses, found.roles)
+    assert table_body.BODY.unpack_from(body)[9] == 0
+    text = "ISETP.GT.U32.AND P0,PT,R2,0x10,PT\n@P0 EXIT\n" + text
+    found = of_code(kernel(), code(PREPARED + text))
+    assert found.followed is not None
+    body = table_body.encode_body(found.followed, found.accesses, found.roles)
+    assert table_body.BODY.unpack_from(body)[9] > 0
+
+
+def test_what_has_no_place_is_read_and_written_anywhere() -> None:
+    """A kernel of so many pointers that not even its roles fit."""
+    summary = Summary(
+        kernel(8 * 300), "", None, (), {8 * number: Use.READ for number in range(300)}
+    )
+    made = table.encode(HASH, 90, [summary])
+    body_at, size = table.KERNEL.unpack_from(made, table.HEADER.size)[5:]
+    assert roles(made[body_at : body_at + size]) == [(table_body.NONE, table_body.USES[Use.BOTH])]
+    assert ANY not in summary.roles
