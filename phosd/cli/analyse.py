@@ -5,6 +5,7 @@ from pathlib import Path
 
 import click
 
+from phosd.bus import Variant
 from phosd.cli import kernels, options
 from phosd.cli.client import ask, call
 from phosd.cli.settings import Settings, command
@@ -21,9 +22,17 @@ _LOOK_SECONDS = 0.5
     show_default=True,
     help="Of which GPUs the code in FILE is looked at: 90 is sm_90.",
 )
+@click.option(
+    "--seconds",
+    type=click.IntRange(min=0, max=600),
+    default=3,
+    show_default=True,
+    help="How long the launches of PID are counted, which slows it a little; 0: those that a "
+    "checkpoint has counted are taken.",
+)
 @click.option("--kernel", "names", multiple=True, help="Only the kernel of this (mangled) name.")
 def analyse(
-    settings: Settings, what: Path | int, architecture: int, names: tuple[str, ...]
+    settings: Settings, what: Path | int, architecture: int, seconds: int, names: tuple[str, ...]
 ) -> None:
     """Say what the kernels in FILE read and write, from their machine code: in a cubin, a fat
     binary, PTX, or a library that has fat binaries inside; or those that process PID has launched,
@@ -37,8 +46,9 @@ def analyse(
     (always), none in which a thread gets to where it does (never), or that depends on the launch.
 
     It needs nvdisasm: `pip install 'phosd[analysis]'`, or CUDA's toolkit in PATH. For a process
-    phosd does the work, as far as `analysis` in phosd.toml lets it, and this waits for that; the
-    kernels are those that a checkpoint has counted since it last began to copy on write.
+    phosd does the work, as far as `analysis` in phosd.toml lets it, and this waits for that. OF
+    THESE AGAIN says how many of the launches that were counted may be run again (yes), may not
+    (no), and of how many that is not known (?).
 
     \b
     Examples:
@@ -50,7 +60,7 @@ def analyse(
     if isinstance(what, Path):
         _of_file(settings, what, architecture, names)
     else:
-        _of_process(settings, what, names)
+        _of_process(settings, what, seconds, names)
 
 
 def _of_file(settings: Settings, file: Path, architecture: int, names: tuple[str, ...]) -> None:
@@ -65,14 +75,23 @@ def _of_file(settings: Settings, file: Path, architecture: int, names: tuple[str
     )
 
 
-def _of_process(settings: Settings, pid: int, names: tuple[str, ...]) -> None:
+def _of_process(settings: Settings, pid: int, seconds: int, names: tuple[str, ...]) -> None:
     (path,) = call(settings, "GetProcess", "u", pid)
-    told = None
+
+    def count() -> None:
+        if seconds:
+            ask(settings, path, "Process1", "AnalyseKernels", count=Variant("u", seconds))
+            time.sleep(seconds)
+
+    count()
+    told = 0
     while waiting := ask(settings, path, "Process1", "AnalyseKernels"):
         if waiting != told and not settings.json:
             settings.note(f"{waiting} kernels are still to be analysed")
         told = waiting
         time.sleep(_LOOK_SECONDS)
+    if told:
+        count()  # now the hook can tell of each launch whether it may be run again
     found = kernels.launched(settings, path)
     kernels.show(
         settings,

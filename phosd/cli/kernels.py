@@ -34,6 +34,10 @@ def launched(settings: Settings, path: str) -> list[dict[str, Any]]:
             "module": one["Module"],
             "launches": one["Launches"],
             "suspect": one["Suspect"],
+            "in_hook": one["InHook"],
+            "idempotent_launches": one["IdempotentLaunches"],
+            "overwriting_launches": one["OverwritingLaunches"],
+            "undecided_launches": one["UndecidedLaunches"],
             "state": one["State"],
             "reason": one["Reason"],
             **{key: one.get(name) for key, name in _FACTS.items()},
@@ -53,7 +57,10 @@ def show(settings: Settings, rows: Sequence[dict[str, Any]], *, empty: str) -> N
         "KERNEL": lambda row: str(row["kernel"]),
     }
     if rows and "launches" in rows[0]:
-        columns = {"LAUNCHES": lambda row: str(row["launches"])} | columns
+        columns = {
+            "LAUNCHES": lambda row: str(row["launches"]),
+            "OF THESE AGAIN": _again,
+        } | columns
     settings.rows(rows, columns, empty=empty)
     if len(rows) == MOST and "launches" in rows[0]:
         settings.note(f"only the {MOST:,} kernels that were launched most; there may be more")
@@ -64,9 +71,17 @@ def show(settings: Settings, rows: Sequence[dict[str, Any]], *, empty: str) -> N
 
 def none_of(pid: int) -> str:
     """Say why there are no kernels to show of a process."""
-    return (
-        f"no such kernels of process {pid} are known: a checkpoint that copies on write counts them"
+    return f"no such kernels of process {pid} were counted; `phos analyse {pid}` counts for a while"
+
+
+def _again(row: Row) -> str:
+    """Say how many launches may be run again, may not, and of how many that is not known."""
+    said = (
+        (row["idempotent_launches"], "yes"),
+        (row["overwriting_launches"], "no"),
+        (row["undecided_launches"], "?"),
     )
+    return ", ".join(f"{count} {word}" for count, word in said if count)
 
 
 def _offsets(row: Row, use: str) -> str:
@@ -108,6 +123,7 @@ def _totals(rows: Sequence[Row]) -> dict[str, str]:
         "ranges": share(lambda row: _ranges(row) == "all"),
         "write ranges": share(lambda row: bool(row["ranges_written"])),
         "again": ", ".join(f"{kind} ({count})" for kind, count in again.most_common()),
+        "instances": _again_in_all(rows) if "launches" in rows[0] else "",
         "unknown": ", ".join(f"{reason} ({count})" for reason, count in reasons.most_common()),
     }
 
@@ -118,6 +134,11 @@ def _share(rows: Sequence[Row], known: Callable[[Row], bool]) -> str:
     if "launches" in rows[0]:
         text += f", {_weight(found) / max(1, _weight(rows)):.0%} of the launches"
     return text
+
+
+def _again_in_all(rows: Sequence[Row]) -> str:
+    keys = ("idempotent_launches", "overwriting_launches", "undecided_launches")
+    return _again({key: sum(row[key] for row in rows) for key in keys})
 
 
 def _weight(rows: Iterable[Row]) -> int:

@@ -141,9 +141,11 @@ class AsyncClient:
         """
         return [kernel(row) for row in await self._calls.kernels(pid, limit=limit)]
 
-    async def analyse_kernels(self, pid: int) -> int:
-        """Have the kernels of a process analysed before others; return how many are still to be."""
-        return await self._calls.analyse_kernels(pid)
+    async def analyse_kernels(self, pid: int, count: int = 0) -> int:
+        """Have the kernels of a process analysed before others, and what it launches counted for so
+        many seconds; return how many are still to be analysed.
+        """
+        return await self._calls.analyse_kernels(pid, count=count)
 
     async def changes(self) -> AsyncGenerator[Change, None]:
         """Yield every object that you may see as ``added``, and then each change, until you stop.

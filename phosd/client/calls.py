@@ -95,10 +95,10 @@ class Calls:
         path = await self.get_process(pid)
         return list(await self._call(path, PROCESS, "DescribeKernels", "a{sv}", variants(options)))
 
-    async def analyse_kernels(self, pid: int) -> int:
+    async def analyse_kernels(self, pid: int, **options: Option) -> int:
         """Have a process's kernels analysed before others; return how many are still to be."""
         path = await self.get_process(pid)
-        return int(await self._call(path, PROCESS, "AnalyseKernels", "a{sv}", {}))
+        return int(await self._call(path, PROCESS, "AnalyseKernels", "a{sv}", variants(options)))
 
     async def try_checkpoint(self, pid: int, **options: Option) -> list[tuple[str, str, str]]:
         """Return what is checked before a checkpoint, as rows of ``TryCheckpoint``."""

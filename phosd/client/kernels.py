@@ -9,8 +9,10 @@ from phosd.client.records import Values
 
 @dataclass(frozen=True)
 class Kernel:
-    """A kernel that a process has launched, ``launches`` times since a checkpoint last began to
-    count. ``state`` is ``analysed``, ``waiting``, or says like ``reason`` why nothing is known.
+    """A kernel that a process has launched, ``launches`` times since they are counted: of these
+    ``idempotent_launches`` would leave the same memory if they were run again,
+    ``overwriting_launches`` may not, and of ``undecided_launches`` it is not known. ``state`` is
+    ``analysed``, ``waiting``, or says like ``reason`` why nothing is known.
 
     ``roles`` say by the offset of a parameter what is done through it, by ``*`` through whichever
     of them: ``read``, ``written``, ``both``. ``unknown_reads`` and ``unknown_writes`` are reasons
@@ -26,6 +28,9 @@ class Kernel:
     state: str
     reason: str
     roles: Mapping[str, str]
+    idempotent_launches: int = 0
+    overwriting_launches: int = 0
+    undecided_launches: int = 0
     unknown_reads: tuple[str, ...] = ()
     unknown_writes: tuple[str, ...] = ()
     ranges_read: bool = False
@@ -46,6 +51,9 @@ def kernel(row: Mapping[str, Any]) -> Kernel:
         state=values.text("State"),
         reason=values.text("Reason"),
         roles=dict(roles) if isinstance(roles, Mapping) else {},
+        idempotent_launches=values.whole("IdempotentLaunches"),
+        overwriting_launches=values.whole("OverwritingLaunches"),
+        undecided_launches=values.whole("UndecidedLaunches"),
         unknown_reads=values.texts("UnknownReads"),
         unknown_writes=values.texts("UnknownWrites"),
         ranges_read=values.flag("RangesRead"),

@@ -180,9 +180,9 @@ class Client:
         """Return what is known of a process's kernels, as :meth:`AsyncClient.kernels` does."""
         return self._loop.run(self._client.kernels(pid, limit))
 
-    def analyse_kernels(self, pid: int) -> int:
+    def analyse_kernels(self, pid: int, count: int = 0) -> int:
         """Have them analysed before others, as :meth:`AsyncClient.analyse_kernels` does."""
-        return self._loop.run(self._client.analyse_kernels(pid))
+        return self._loop.run(self._client.analyse_kernels(pid, count))
 
     def changes(self) -> Iterator[Change]:
         """Yield what there is, and then each change, as :meth:`AsyncClient.changes` does."""

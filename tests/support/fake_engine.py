@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from phosd.engine.criu.file_worker import Output
-from phosd.engine.hook_client.link import HookBlock, Kernel
+from phosd.engine.hook_client.link import HookBlock, Kernel, LaunchedKernel
 from phosd.engine.image.manifest import (
     CHUNK,
     Block,
@@ -93,6 +93,21 @@ def manifest(
     )
 
 
+def launched(
+    name: str,
+    module: int,
+    launches: int,
+    idempotent: int = 0,
+    overwrites: int = 0,
+    *,
+    suspect: bool = False,
+    summary: int | None = None,
+) -> LaunchedKernel:
+    """Return a kernel that was counted."""
+    counts = launches, idempotent, overwrites
+    return LaunchedKernel(name, module, *counts, suspect=suspect, guessed=False, summary=summary)
+
+
 def this_process(**changes: object) -> GpuProcess:
     """Return the test's own process as a GPU process."""
     values = {
@@ -142,7 +157,7 @@ class FakeEngine:
     live_blocks: list[tuple[HookBlock, int]] = field(default_factory=list)
     launched: list[Kernel] = field(default_factory=list)
     known: list[KnownKernel] = field(default_factory=list)
-    hurried: list[ProcessId] = field(default_factory=list)
+    hurried: list[tuple[ProcessId, int]] = field(default_factory=list)
     analysed: list[list[int]] = field(default_factory=list)
     """The pids that were looked at, at each look."""
     asked: list[ProcessId] = field(default_factory=list)
@@ -336,9 +351,9 @@ class FakeEngine:
         self._ask(process)
         return list(self.known)
 
-    def hurry_analysis(self, process: ProcessId, uid: int) -> int:
+    def hurry_analysis(self, process: ProcessId, uid: int, count_seconds: int) -> int:
         self._ask(process)
-        self.hurried.append(process)
+        self.hurried.append((process, count_seconds))
         return sum(one.state == "waiting" for one in self.known)
 
     def analyse_some(self, processes: Sequence[GpuProcess]) -> bool:

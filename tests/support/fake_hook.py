@@ -134,10 +134,19 @@ def gate(*, settled: int = 0, busy: int = 0, waiting: int = 0, capturing: int = 
     return wire.GATE_STATE.pack(settled, busy, waiting, capturing, 0, 0, 0)
 
 
-def kernels(*rows: tuple[str, int], more: int = 0, module: int = 7) -> bytes:
-    """Return a kernel list of (name, launches): suspects of a module."""
+def kernels(*rows: tuple[str, int], more: int = 0) -> bytes:
+    """Return a kernel list of (name, launches): suspects of module 7."""
     body = b"".join(
-        wire.KERNEL.pack(module, launches, 1, len(name)) + name.encode() for name, launches in rows
+        wire.KERNEL.pack(7, launches, 1, len(name)) + name.encode() for name, launches in rows
+    )
+    return wire.ROW_LIST.pack(len(rows), more) + body
+
+
+def launches(*rows: tuple[str, int], module: int, more: int = 0) -> bytes:
+    """Return a list of a module's kernels, (name, launches), of which no table says anything."""
+    body = b"".join(
+        wire.LAUNCHED_KERNEL.pack(module, count, 0, 0, 0, 0, 0, len(name)) + name.encode()
+        for name, count in rows
     )
     return wire.ROW_LIST.pack(len(rows), more) + body
 

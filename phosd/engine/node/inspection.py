@@ -10,7 +10,13 @@ import os
 from collections.abc import Iterator
 
 from phosd.engine.hook_client.code_images import CodeImage
-from phosd.engine.hook_client.link import HookBlock, HookLink, Kernel, ProgramOutcome
+from phosd.engine.hook_client.link import (
+    HookBlock,
+    HookLink,
+    Kernel,
+    LaunchedKernel,
+    ProgramOutcome,
+)
 from phosd.engine.node.node import Node
 from phosd.engine.program.process import gpus_of, placed
 from phosd.engine.system import procfs
@@ -33,16 +39,24 @@ def kernels(node: Node, process: ProcessId) -> list[Kernel]:
         return link.kernels()
 
 
+def launches(node: Node, process: ProcessId, count_seconds: int = 0) -> list[LaunchedKernel]:
+    """Return the kernels that were launched since they are counted, with what their tables say of
+    it, and have them counted for so many seconds from now on. Raises :class:`Internal`, too, if the
+    hook is too old to tell it.
+    """
+    with _asked(node, process) as link:
+        return link.launches(count_seconds)
+
+
 def code(
     node: Node, process: ProcessId, after: int = 0
-) -> tuple[list[Kernel], list[CodeImage], list[int]]:
+) -> tuple[list[LaunchedKernel], list[CodeImage], list[int]]:
     """Return these kernels, the images that the process has loaded kernels from, without the first
-    ones, and the node's ordinals of its GPUs. Raises :class:`Internal`, too, if the hook is too old
-    to tell the images.
+    ones, and the node's ordinals of its GPUs. Raises as :func:`launches` does.
     """
     with _asked(node, process) as link:
         gpus = gpus_of(link.hello())
-        return link.kernels(), link.images(after), gpus
+        return link.launches(), link.images(after), gpus
 
 
 def give_summaries(node: Node, process: ProcessId, table: bytes) -> None:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from phosd.engine.analysis import tools
 from phosd.engine.analysis.table import merged
 from phosd.engine.hook_client.code_images import CodeImage
-from phosd.engine.hook_client.link import Kernel
+from phosd.engine.hook_client.link import LaunchedKernel as Kernel
 from phosd.engine.kernels.analyser import Analyser
 from phosd.engine.kernels.cache import Cache
 from phosd.engine.kernels.entry import Entry
@@ -51,6 +51,11 @@ _MOST_GIVEN_BYTES = 64 << 20
 """Of tables that one process gets; it keeps each as long as it runs."""
 _MOST_UNASKED_BYTES = 4 << 20
 """Of a table of kernels that are not known to be launched."""
+_COUNT_SECONDS = 3
+_COUNT_AGAIN_SECONDS = 600.0
+"""How long launches are counted where a process has not launched anything that is known, and when
+again: each costs the program as much as while a checkpoint copies on write, some microseconds.
+"""
 _SPARE = 0.5
 """How much of an hour's time may go to what is not known to be launched."""
 _MOST_FRUITLESS = 3
@@ -98,10 +103,14 @@ class KernelAnalysis:
     # -- what is known ------------------------------------------------------------------------
 
     def known(self, process: ProcessId, uid: int) -> list[KnownKernel]:
-        """Return the kernels that a process of this user has launched since a checkpoint last began
-        to count them, with what is known of each. Raises as :mod:`inspection` does.
+        """Return the kernels that a process of this user has launched since they were last begun to
+        be counted, with what is known of each. Raises as :func:`inspection.launches` does.
         """
-        kernels = inspection.kernels(self._node, process)
+        return self._described(process, uid, inspection.launches(self._node, process))
+
+    def _described(
+        self, process: ProcessId, uid: int, kernels: Iterable[Kernel]
+    ) -> list[KnownKernel]:
         with self._lock:
             watched = self._watched.get(process) or Watched(uid)
         waits = self._waits(watched)
@@ -113,18 +122,21 @@ class KernelAnalysis:
             found.append(watched.described(kernel, entries[kernel.module]) or waits(kernel))
         return found
 
-    def hurry(self, process: ProcessId, uid: int) -> int:
-        """Have a process looked at before all others, now. Returns how many of the kernels that it
-        has launched wait for nothing but to be analysed. Raises as :meth:`known` does, and
-        :class:`Unsupported` if nothing is analysed here.
+    def hurry(self, process: ProcessId, uid: int, count_seconds: int = 0) -> int:
+        """Have a process looked at before all others, now, and its launches counted for so many
+        seconds. Returns how many of the kernels that it has launched wait for nothing but to be
+        analysed. Raises as :meth:`known` does, and :class:`Unsupported` if nothing is analysed
+        here.
         """
-        known = self.known(process, uid)
-        if self._limits is None:
+        is_off = self._limits is None
+        kernels = inspection.launches(self._node, process, 0 if is_off else count_seconds)
+        if is_off:
             raise Unsupported(
                 "kernels are not analysed on this machine",
                 hint='have `analysis = "background"` in phosd.toml',
                 reason=Reason.ANALYSIS_OFF,
             )
+        known = self._described(process, uid, kernels)
         with self._lock:
             watched = self._watched.setdefault(process, Watched(uid))
             watched.asked_for, watched.quiet_until = True, 0.0
@@ -191,7 +203,10 @@ class KernelAnalysis:
         except (PhosError, OSError) as error:
             self._time.spend(watched.uid, time.monotonic() - began)
             self._settle(process, watched, error)
-        watched.quiet_until = max(watched.quiet_until, time.monotonic() + LOOK_SECONDS)
+        now = time.monotonic()
+        counts = now - watched.counted < _COUNT_SECONDS
+        pause = _COUNT_SECONDS if counts else LOOK_SECONDS
+        watched.quiet_until = max(watched.quiet_until, now + pause)
         return len(due) > 1
 
     def _settle(self, process: ProcessId, watched: Watched, error: PhosError | OSError) -> None:
@@ -210,6 +225,7 @@ class KernelAnalysis:
     def _look(self, process: ProcessId, watched: Watched) -> bool:
         """Analyse what a process has launched of one module. Returns whether it did."""
         kernels, images, gpus = inspection.code(self._node, process, watched.seen)
+        self._count(process, watched, kernels)
         watched.load(images)
         watched.architectures = tuple(sorted({*map(architecture_of, gpus)}))
         launched = by_module(kernels)
@@ -228,6 +244,15 @@ class KernelAnalysis:
                 self._give(process, watched, module, entry, names)
             watched.settled[module] = len(names or ())
         return self._look_up(process, watched) or self._look_ahead(process, watched)
+
+    def _count(self, process: ProcessId, watched: Watched, kernels: Sequence[Kernel]) -> None:
+        """Have the launches of a process counted for some seconds, if nothing is known of them:
+        else they are while a checkpoint copies on write only.
+        """
+        now = time.monotonic()
+        if not kernels and now - watched.counted > _COUNT_AGAIN_SECONDS:
+            inspection.launches(self._node, process, _COUNT_SECONDS)
+            watched.counted = now
 
     def _look_up(self, process: ProcessId, watched: Watched) -> bool:
         """Look whether something is known of a module that is loaded, and not known to be launched,

@@ -1,12 +1,13 @@
 """What is remembered of a process whose kernels are analysed, and what is said of them."""
 
 import itertools
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from phosd.engine.hook_client.code_images import CodeImage, Held
-from phosd.engine.hook_client.link import Kernel
+from phosd.engine.hook_client.link import LaunchedKernel as Kernel
 from phosd.engine.kernels.entry import Entry, KernelFacts, State
 
 _MOST_IMAGES = 1 << 13
@@ -38,8 +39,8 @@ class Watched:
     but launched kernels, and how many.
     ``settled`` has how many kernels of a module were launched when all of them were known, so that
     nothing is read again before there are more; ``done`` are those that are known as a whole, or
-    given up; ``fruitless`` is how many analyses of it ended without a result. ``trouble`` is why
-    the last look came to nothing.
+    given up; ``fruitless`` is how many analyses of it ended without a result. ``counted`` is when
+    launches were last to be counted, ``trouble`` why the last look came to nothing.
     """
 
     uid: int
@@ -53,6 +54,7 @@ class Watched:
     settled: dict[int, int] = field(default_factory=dict)
     done: set[int] = field(default_factory=set)
     fruitless: Counter[int] = field(default_factory=Counter)
+    counted: float = -math.inf
     quiet_until: float = 0.0
     asked_for: bool = False
     trouble: str = ""

@@ -56,6 +56,14 @@ class KernelOptions(Options, frozen=True):
     limit: Annotated[int, msgspec.Meta(ge=1, le=4_000)] = 500
 
 
+class AnalyseOptions(Options, frozen=True):
+    """``count``: count what it launches for so many seconds from now on, instead of what was
+    counted before.
+    """
+
+    count: Annotated[int, msgspec.Meta(ge=0, le=600)] = 0
+
+
 class TrustOptions(Options, frozen=True):
     """``kernel``: those of this name only; empty: all."""
 
@@ -132,8 +140,9 @@ class ProcessMethods:
     async def describe_kernels(
         self, caller: Caller, view: ProcessView, options: KernelOptions
     ) -> list[dict[str, Variant]]:
-        """Tell of the same kernels, those launched most first, what the analysis of their machine
-        code knows, as docs/reference/dbus.md lists it; options: {options}.
+        """Tell of kernels that were launched since they are counted, those launched most first,
+        what the analysis of their machine code knows, as docs/reference/dbus.md lists it; options:
+        {options}.
         """
         uid = view.process.uid
         found = await self._ask(
@@ -143,11 +152,15 @@ class ProcessMethods:
         return [_known(one) for one in found[: options.limit]]
 
     @method("AnalyseKernels", "a{sv}", waiting="u")
-    async def analyse_kernels(self, caller: Caller, view: ProcessView) -> int:
-        """Have the process's kernels analysed before others. Returns how many are still to be."""
-        uid = view.process.uid
+    async def analyse_kernels(
+        self, caller: Caller, view: ProcessView, options: AnalyseOptions
+    ) -> int:
+        """Have the process's kernels analysed before others; options: {options}. Returns how many
+        are still to be.
+        """
+        uid, seconds = view.process.uid, options.count
         waiting = await self._ask(
-            caller, view, lambda _, process: self._engine.hurry_analysis(process, uid)
+            caller, view, lambda _, process: self._engine.hurry_analysis(process, uid, seconds)
         )
         self._wake_analysis()
         return waiting
@@ -284,6 +297,10 @@ def _known(one: KnownKernel) -> dict[str, Variant]:
         "Module": Variant("s", f"{one.kernel.module:016x}"),
         "Launches": Variant("t", one.kernel.launches),
         "Suspect": Variant("b", one.kernel.suspect),
+        "InHook": Variant("b", one.kernel.summary is not None),
+        "IdempotentLaunches": Variant("t", one.kernel.idempotent),
+        "OverwritingLaunches": Variant("t", one.kernel.overwrites),
+        "UndecidedLaunches": Variant("t", one.kernel.undecided),
         "State": Variant("s", one.state),
         "Reason": Variant("s", one.reason),
     }

@@ -175,8 +175,9 @@ class Engine(Protocol):
     def known_kernels(self, process: ProcessId, uid: int) -> list[KnownKernel]:
         """Return the same kernels of a process of this user, with what the analysis knows."""
 
-    def hurry_analysis(self, process: ProcessId, uid: int) -> int:
-        """Have these kernels analysed before others. Returns how many of them wait. Raises
+    def hurry_analysis(self, process: ProcessId, uid: int, count_seconds: int) -> int:
+        """Have these kernels analysed before others, and those counted that the process launches in
+        so many seconds from now on. Returns how many of them wait. Raises
         ``Unsupported`` if nothing is analysed here.
         """
 

@@ -268,8 +268,8 @@ class NodeEngine:
     def known_kernels(self, process: ProcessId, uid: int) -> list[KnownKernel]:
         return self._kernels.known(process, uid)
 
-    def hurry_analysis(self, process: ProcessId, uid: int) -> int:
-        return self._kernels.hurry(process, uid)
+    def hurry_analysis(self, process: ProcessId, uid: int, count_seconds: int) -> int:
+        return self._kernels.hurry(process, uid, count_seconds)
 
     def analyse_some(self, processes: Sequence[GpuProcess]) -> bool:
         return self._kernels.step(processes)

@@ -21,7 +21,7 @@ from phosd.engine.analysis import table
 from phosd.engine.analysis.cubin import Kernel
 from phosd.engine.analysis.summary import Summary
 from phosd.engine.hook_client.code_images import CodeImage, Held, hash_of
-from phosd.engine.hook_client.wire import Status, Type
+from phosd.engine.hook_client.wire import LAUNCHES_ASK, Status, Type
 from phosd.engine.kernels.analyser import Analyser, _Run
 from phosd.engine.kernels.entry import KernelFacts
 from phosd.engine.kernels.module import Module
@@ -44,7 +44,7 @@ from tests.support.fake_hook import (
     fake_hook,
     hello,
     images,
-    kernels,
+    launches,
 )
 
 LIMITS = AnalysisLimits(300, 900, 1 << 20)
@@ -67,6 +67,8 @@ class Stage:
     given: list[tuple[int, int]] = field(default_factory=list)
     """The tables that the hook was given: of which module, and of how many kernels."""
     refuses: bool = False
+    counted: list[int] = field(default_factory=list)
+    """For how many seconds launches were to be counted, each time."""
     seconds: float = 1.0
     missing: str = ""
 
@@ -80,11 +82,14 @@ class Stage:
             if self.refuses:
                 return Answer(status=Status.UNSUPPORTED, payload=b"another version")
             return Answer(count(header[5]))
+        if request.type == Type.LAUNCHES:
+            after, seconds, _ = LAUNCHES_ASK.unpack(request.payload)
+            if seconds:
+                self.counted.append(seconds)
+            rows = self.launched[after : after + 1000]
+            more = after + 1000 < len(self.launched)
+            return Answer(launches(*rows, more=more, module=self.of))
         (after,) = struct.unpack("<Q", request.payload)
-        if request.type == Type.KERNELS:
-            rows = self.launched[after : after + 2000]
-            more = after + 2000 < len(self.launched)
-            return Answer(kernels(*rows, more=more, module=self.of))
         rest = self.loaded[after : after + 2000]
         return Answer(images(*rest, more=after + 2000 < len(self.loaded)))
 
@@ -118,6 +123,7 @@ def _stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
     monkeypatch.setattr(processes, "gpu_uuids", lambda: [gpu_uuid(DEVICE)])
     monkeypatch.setattr(kernel_analysis, "architecture_of", lambda ordinal: 90)
     monkeypatch.setattr(kernel_analysis, "_SPARE", 0.0)
+    monkeypatch.setattr(kernel_analysis, "_COUNT_SECONDS", 0)
     runtime = Path(tempfile.mkdtemp(prefix="phos-"))
     with Node(NodeConfig(state_dir=tmp_path, runtime_dir=runtime)) as node:
         stage = Stage(node, tmp_path, runtime)
@@ -350,6 +356,25 @@ def test_without_tools_nothing_is_tried_until_there_are_some(
     analysis.hurry(me(), 0)
     until_idle(analysis)
     assert states(analysis) == {"one": "analysed"}
+
+
+def test_launches_are_counted_if_none_are_known(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not again soon, and not where some are: counting costs the program time."""
+    monkeypatch.setattr(kernel_analysis, "LOOK_SECONDS", 0)
+    monkeypatch.setattr(kernel_analysis, "_COUNT_SECONDS", 2)
+    analysis = KernelAnalysis(stage.node, LIMITS)
+    for _ in range(3):
+        until_idle(analysis)
+    assert stage.counted == [2]
+    monkeypatch.setattr(kernel_analysis, "_COUNT_AGAIN_SECONDS", -1.0)
+    stage.launch(stage.load("a", b"module a"), ("one", 1))
+    analysis = KernelAnalysis(stage.node, LIMITS)
+    until_idle(analysis)
+    assert stage.counted == [2] and states(analysis) == {"one": "analysed"}
+    analysis.hurry(me(), 0, 5)
+    assert stage.counted == [2, 5]
 
 
 def test_a_hook_that_is_too_old(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:

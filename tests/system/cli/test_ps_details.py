@@ -15,7 +15,7 @@ from phosd.engine.system import procfs
 from phosd.engine.system.procfs import ProcessId
 from phosd.errors import Busy
 from phosd.service.process_identity import Target, program
-from tests.support.fake_engine import block, manifest, this_process
+from tests.support.fake_engine import block, launched, manifest, this_process
 from tests.support.service import Service
 from tests.system.cli.test_client import lines, phos
 
@@ -79,16 +79,16 @@ def test_where_the_output_is(service: Service) -> None:
 
 FACTS = KernelFacts(24, {"0": "written", "8": "read"}, (), (), True, True, "always")
 KNOWN = [
-    KnownKernel(Kernel("[bold]axpy", 8, 900, suspect=False), "analysed", "", FACTS),
-    KnownKernel(Kernel("chase", 7, 100, suspect=True), "analysed", "", unknown("loaded")),
-    KnownKernel(Kernel("late", 7, 0, suspect=True), "no-code", "it is gone"),
+    KnownKernel(launched("[bold]axpy", 8, 900, 800, 90, summary=3), "analysed", "", FACTS),
+    KnownKernel(launched("chase", 7, 100, suspect=True), "analysed", "", unknown("loaded")),
+    KnownKernel(launched("late", 7, 0), "no-code", "it is gone"),
 ]
 
 
 def test_what_is_known_of_kernels(service: Service) -> None:
     show(service)
     service.engine.known = KNOWN
-    for words in (("ps", ME, "--kernels"), ("analyse", ME)):
+    for words in (("ps", ME, "--kernels"), ("analyse", ME, "--seconds", "0")):
         rows = lines(phos(service, *words, "--json").stdout)
         assert [row["kernel"] for row in rows] == ["[bold]axpy", "chase", "late"]
         assert rows[0]["roles"] == {"0": "written", "8": "read"} and rows[0]["launches"] == 900
@@ -97,15 +97,19 @@ def test_what_is_known_of_kernels(service: Service) -> None:
         text = phos(service, *words).stdout
         assert "[bold]axpy" in text and "no-code: it is gone" in text
         assert "roles         1 (33%), 90% of the launches" in text
+        assert "800 yes, 90 no, 10 ?" in text and "instances     800 yes, 90 no, 110 ?" in text
         assert "unknown       loaded (100), no-code: it is gone (0)" in text
-    one = lines(phos(service, "analyse", ME, "--kernel", "late", "--json").stdout)
+    assert service.engine.hurried[-1][1] == 0
+    phos(service, "analyse", ME, "--seconds", "1")
+    assert [seconds for _, seconds in service.engine.hurried[-2:]] == [1, 0]
+    one = lines(phos(service, "analyse", ME, "--seconds", "0", "--kernel", "late", "--json").stdout)
     assert [row["kernel"] for row in one] == ["late"]
 
 
 def test_there_are_no_kernels_yet(service: Service) -> None:
     show(service)
-    for words in (("ps", ME, "--kernels"), ("analyse", ME)):
-        assert "a checkpoint that copies on write counts them" in phos(service, *words).stderr
+    for words in (("ps", ME, "--kernels"), ("analyse", ME, "--seconds", "0")):
+        assert f"`phos analyse {ME}` counts for a while" in phos(service, *words).stderr
     assert phos(service, "ps", "--kernels").returncode == 2
     assert "name its PID" in phos(service, "ps", "--kernels").stderr
     assert "two lists" in phos(service, "ps", ME, "--log", "--kernels").stderr

@@ -19,7 +19,7 @@ from phosd.engine.system.procfs import ProcessId
 from phosd.service.process_identity import Program, Target, program
 from tests.support.authority import NO, YES, authority
 from tests.support.bus import busctl
-from tests.support.fake_engine import block, manifest, this_process
+from tests.support.fake_engine import block, launched, manifest, this_process
 from tests.support.harness import wait_until
 from tests.support.service import Service
 
@@ -114,9 +114,9 @@ def test_what_is_known_of_kernels(service: Service) -> None:
     path = show(service, os.getpid())
     facts = KernelFacts(24, {"0": "written", "*": "read"}, ("loaded",), (), False, True, "always")
     service.engine.known = [
-        KnownKernel(Kernel("seldom", 1, 3, suspect=True), "waiting"),
-        KnownKernel(Kernel("often", 2**64 - 1, 70, suspect=False), "analysed", "", facts),
-        KnownKernel(Kernel("never", 3, 0, suspect=False), "no-code", "it is gone"),
+        KnownKernel(launched("seldom", 1, 3), "waiting"),
+        KnownKernel(launched("often", 2**64 - 1, 70, 60, 7, summary=3), "analysed", "", facts),
+        KnownKernel(launched("never", 3, 0), "no-code", "it is gone"),
     ]
     often, seldom, never = ask(service.address, path, "Process1", "DescribeKernels")
     assert {key: value["data"] for key, value in often.items()} == {
@@ -124,6 +124,10 @@ def test_what_is_known_of_kernels(service: Service) -> None:
         "Module": "f" * 16,
         "Launches": 70,
         "Suspect": False,
+        "InHook": True,
+        "IdempotentLaunches": 60,
+        "OverwritingLaunches": 7,
+        "UndecidedLaunches": 3,
         "State": "analysed",
         "Reason": "",
         "ParameterBytes": 24,
@@ -142,10 +146,11 @@ def test_what_is_known_of_kernels(service: Service) -> None:
 
 def test_kernels_are_analysed_at_once_if_that_is_asked_for(service: Service) -> None:
     path = show(service, os.getpid())
-    service.engine.known = [KnownKernel(Kernel("k", 1, 3, suspect=False), "waiting")]
+    service.engine.known = [KnownKernel(launched("k", 1, 3), "waiting")]
     service.engine.analysed.clear()
     assert ask(service.address, path, "Process1", "AnalyseKernels") == 1
-    assert service.engine.hurried == [procfs.process_id(os.getpid())]
+    assert ask(service.address, path, "Process1", "AnalyseKernels", "count", "u", 5) == 1
+    assert [seconds for _, seconds in service.engine.hurried] == [0, 5]
     wait_until(lambda: [os.getpid()] in service.engine.analysed, "a look at the process")
 
 
