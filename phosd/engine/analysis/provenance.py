@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from phosd.engine.analysis.conditions import Facts, alternative, of_launch
+from phosd.engine.analysis.conditions import Compare, Facts, alternative, of_launch
 from phosd.engine.analysis.evaluation import Evaluation, Launch
 from phosd.engine.analysis.follow import Access, Followed
 from phosd.engine.analysis.moves import SHARED_AT
@@ -57,11 +57,22 @@ def origin(followed: Followed, access: Access, launch: Launch | None = None) -> 
     decided = False
     if search.unknown and launch is None:
         best = _searched(followed, access, launch, decided=True)
-        decided = bool(best.parameters or best.anywhere or best.shared) and not best.unknown
-    found = search.parameters or search.unknown or search.anywhere or search.shared
-    unknown = frozenset(search.unknown if found else ("no pointer",))
+        found = best.parameters or best.anywhere or best.shared
+        decided = _is_optional(access) or (bool(found) and not best.unknown)
+    any_ = search.parameters or search.unknown or search.anywhere or search.shared
+    unknown = frozenset(search.unknown if any_ else ("no pointer",))
     return Origin(
         frozenset(search.parameters), unknown, search.anywhere, decided, bool(search.shared)
+    )
+
+
+def _is_optional(access: Access) -> bool:
+    """Return whether a parameter that is a switch decides if the access happens. That sizes do, as
+    of nothing nothing is accessed, tells little.
+    """
+    return any(
+        isinstance(fact, Compare) and fact.how in ("EQ", "NE") and of_launch(fact)
+        for fact in access.facts
     )
 
 

@@ -536,6 +536,13 @@ def test_a_launch_decides_which_pointer_is_taken(left: str, decided: bool) -> No
         assert bool(of_one.unknown) is not (decided and number)
 
 
+@pytest.mark.parametrize(("how", "decided"), [("NE", True), ("EQ", True), ("GT", False)])
+def test_a_launch_decides_whether_what_is_unknown_happens(how: str, decided: bool) -> None:
+    text = f"LDC R6,c[0x0][0x218]\nISETP.{how}.AND P0,PT,R6,RZ,PT\n@P0 EXIT\n"
+    found = followed(f"{PREPARED}LDG.E.64 R4,[R2.64]\n{text}STG.E [R4.64],RZ\nEXIT")
+    assert origin(found, found.accesses[-1]).decided is decided
+
+
 def test_addresses_that_the_loader_writes() -> None:
     text = "UMOV UR4,32@lo(0x0)\nUMOV UR5,32@hi(0x0)\nMOV R4,UR4\nMOV R5,UR5"
     found = followed(f"{PREPARED}{text}\nSTG.E [R4.64],RZ\nEXIT")
