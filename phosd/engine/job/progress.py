@@ -38,6 +38,8 @@ class Progress(Cancellation):
     notes: list[str] = field(default_factory=list)
     suspects: list[KernelMark] = field(default_factory=list)
     """Kernels, at least one of which wrote memory that was not predicted."""
+    disproved: list[KernelMark] = field(default_factory=list)
+    """Those among them of at least one of which the analysis is wrong."""
     wrong_guesses: int = 0
     figures: Figures = field(default_factory=Figures)
     stuck: bool = False
@@ -110,9 +112,14 @@ class Progress(Cancellation):
             self.stuck = True
             self.note("given up, and waiting for a file system that does not answer")
 
-    def found_suspects(self, kernels: Iterable[KernelMark]) -> None:
-        """Count a wrong guess, caused by at least one of these kernels."""
+    def found_suspects(self, kernels: Iterable[KernelMark], *, disproved: bool = False) -> None:
+        """Count a wrong guess, caused by at least one of these kernels. ``disproved``: what they
+        write was told by their analysis.
+        """
+        kernels = list(kernels)
         self.wrong_guesses += 1
+        if disproved:
+            self.disproved += [kernel for kernel in kernels if kernel not in self.disproved]
         self.suspects += [kernel for kernel in kernels if kernel not in self.suspects]
         self._tell()
 

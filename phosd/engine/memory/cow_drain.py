@@ -21,6 +21,7 @@ from phosd.engine.job.experience import KernelMark
 from phosd.engine.job.progress import Progress
 from phosd.engine.job.rollback import Undo, Undoing
 from phosd.engine.memory.background_copy import follow, spare_memory, starved
+from phosd.engine.memory.blame import blame
 from phosd.engine.memory.dump import MemoryDump
 from phosd.engine.memory.exported import ExportedBlock, if_alive, new_key
 from phosd.engine.mover.client.requests import DrainMap, DrainResult, DrainSource
@@ -152,11 +153,12 @@ class CowDrain(Undoing):
         if not self._complete:
             raise starved()
         if changed := sum(len(part.changed) for part in drained):
-            suspects = self._launched()
-            progress.found_suspects(suspects)
+            found = blame(member.link for member in self._members)
+            progress.found_suspects(found.suspects, disproved=found.disproved)
+            told = "the analysis of its machine code" if found.disproved else "its arguments say"
             raise MisSpeculation(
                 f"the program wrote {changed} chunks that phosd did not expect it to write",
-                hint=f"one of {len(suspects)} kernels writes more than its arguments say; "
+                hint=f"one of {len(found.suspects)} kernels writes more than {told}; "
                 "use mode=recopy or mode=stop",
             )
         chunks = dict(self._shared)
@@ -280,14 +282,6 @@ class CowDrain(Undoing):
             # The process has ended, or the connection was lost and the hook has disarmed itself.
             pass
         self._memory.watchers.unwatch([member.link.pid])
-
-    def _launched(self) -> list[KernelMark]:
-        """Return the kernels that ran since the stop."""
-        return [
-            KernelMark(kernel.name, kernel.module)
-            for member in self._members
-            for kernel in member.link.kernels()
-        ]
 
 
 def _part(member: _Member, gpu: int) -> DrainMap | None:

@@ -1,9 +1,10 @@
 """Define the events that the history records."""
 
 import enum
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from phosd.engine.job.experience import KernelMark
 from phosd.service.jobs.job import Job, JobState
 
 _MOST_SUSPECTS = 10
@@ -54,11 +55,19 @@ def of_end(job: Job) -> Iterator[Event]:
     severity = Severity.WARNING if failed else Severity.INFO
     yield Event("job", subject, text, severity, task.owner)
     if job.progress.wrong_guesses:
-        suspects = [kernel.name for kernel in job.progress.suspects]
-        named = ", ".join(suspects[:_MOST_SUSPECTS])
-        more = f" and {len(suspects) - _MOST_SUSPECTS} more" * (len(suspects) > _MOST_SUSPECTS)
         text = (
             f"process {task.target} wrote where phosd did not expect it (wrong guesses: "
-            f"{job.progress.wrong_guesses}); suspects: {named}{more}"
+            f"{job.progress.wrong_guesses}); suspects: {_named(job.progress.suspects)}"
         )
         yield Event("wrong-guess", subject, text, Severity.WARNING, task.owner)
+    if job.progress.disproved:
+        text = (
+            "phosd's analysis of what a kernel writes is wrong, which is a bug: report it with the "
+            f"module of the kernel. It is one of these: {_named(job.progress.disproved)}"
+        )
+        yield Event("wrong-analysis", subject, text, Severity.ERROR, task.owner)
+
+
+def _named(kernels: Sequence[KernelMark]) -> str:
+    more = f" and {len(kernels) - _MOST_SUSPECTS} more" * (len(kernels) > _MOST_SUSPECTS)
+    return ", ".join(kernel.name for kernel in kernels[:_MOST_SUSPECTS]) + more

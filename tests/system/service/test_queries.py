@@ -250,6 +250,10 @@ def test_what_a_job_that_ended_is_told_as() -> None:
     assert (wrong.kind, wrong.owner) == ("wrong-guess", 5)
     assert "(wrong guesses: 1); suspects: kernel0, " in wrong.text
     assert wrong.text.endswith("kernel9 and 2 more")
+    failed.progress.found_suspects([KernelMark("proven", 1)], disproved=True)
+    *_, bug = of_end(failed)
+    assert (bug.kind, bug.severity, bug.owner) == ("wrong-analysis", Severity.ERROR, 5)
+    assert "which is a bug" in bug.text and bug.text.endswith("one of these: proven")
 
 
 def test_an_interrupted_job_is_an_event_of_its_owner(history: History) -> None:
