@@ -10,6 +10,7 @@ enum Hook : unsigned {
     kDumpExternalFile = 2,     // int (int fd, int id)
     kHandleDeviceMapping = 7,  // int (int fd, const struct stat*)
     kResumeDevicesLate = 9,    // int (int pid), of a restore: each task is held
+    kPauseDevices = 10,        // int (int pid), of a dump: the task is about to be held
     kCheckpointDevices = 11,   // int (int pid), of a dump: all tasks are held
 };
 

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from phosd.engine.criu.program import Criu
 from tests.support import harness
 from tests.support.harness import wait_until
 
@@ -29,7 +30,13 @@ HOOK_FOLDER = {
 }
 """What `phos setup-container-runtime` has runtimes mount."""
 FIRST_MAPPED = 100_000
-_READ_ONLY = ("/usr", "/etc", sys.base_prefix, sys.prefix, str(CHECKOUT))
+_NEEDED = ("/usr", "/etc", sys.base_prefix, sys.prefix, str(CHECKOUT))
+_READ_ONLY = [
+    path
+    for path in dict.fromkeys(_NEEDED)
+    if not any(other != path and Path(path).is_relative_to(other) for other in _NEEDED)
+]
+"""Nothing within another one: at a restore runc leaves its mount behind."""
 _LINKS = ("bin", "lib", "lib64", "sbin")
 
 
@@ -38,6 +45,7 @@ class Contained(harness.Target):
     """A target program in a container; ``process`` is the runtime's, ``first`` the program."""
 
     first: int = 0
+    runc: "Runc | None" = None
 
     @property
     def pid(self) -> int:
@@ -88,8 +96,11 @@ def run_by_runc(
     *,
     user_namespace: bool = False,
     more: Sequence[Mapping[str, object]] = (),
+    criu: str = "",
 ) -> Iterator[Contained]:
-    """Run a target program in a container of runc's, which has ``more`` mounts."""
+    """Run a target program in a container of runc's, which has ``more`` mounts. ``criu`` is what
+    the settings of its CRIU say.
+    """
     bundle = place / "bundle"
     bundle.mkdir()
     subprocess.run(["runc", "spec"], cwd=bundle, check=True)
@@ -109,12 +120,60 @@ def run_by_runc(
         place.chmod(0o755)
         for folder_of_root in (place / "rootfs", *(place / "rootfs").iterdir()):
             os.chown(folder_of_root, FIRST_MAPPED, FIRST_MAPPED, follow_symlinks=False)
+    (place / "criu.conf").write_text(criu)
+    spec["annotations"] = {"org.criu.config": str(place / "criu.conf")}
     (bundle / "config.json").write_text(json.dumps(spec))
-    name = f"phos-test-{secrets.token_hex(4)}"
-    runc = ["runc", f"--root={place / 'runc'}"]
-    words: list[str | Path] = [*runc, "run", "--bundle", bundle, "--pid-file", place / "pid", name]
-    with _running(words, [*runc, "delete", "--force", name], program, place) as target:
+    runc = Runc(place, f"phos-test-{secrets.token_hex(4)}")
+    words = [*runc.words, "run", "--bundle", bundle, "--pid-file", place / "pid", runc.name]
+    with _running(words, [*runc.words, "delete", "--force", runc.name], program, place) as target:
+        target.runc = runc
         yield target
+
+
+@dataclass(frozen=True)
+class Runc:
+    """A container of runc's, and its checkpoints; CRIU is the one that phosd uses."""
+
+    place: Path
+    name: str
+
+    @property
+    def words(self) -> list[str | Path]:
+        return ["runc", f"--root={self.place / 'runc'}"]
+
+    def checkpoint(self, folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
+        """Save the container into a folder."""
+        return self._run("checkpoint", folder, *words, self.name)
+
+    def restore(self, folder: Path) -> "subprocess.CompletedProcess[str]":
+        """Make the container again from a folder."""
+        pid = str(self.place / "pid")
+        words = ("--detach", "--bundle", str(self.place / "bundle"), "--pid-file", pid, self.name)
+        return self._run("restore", folder, *words)
+
+    @property
+    def pid(self) -> int:
+        """The pid that the program has outside."""
+        return int((self.place / "pid").read_text())
+
+    def delete(self) -> None:
+        subprocess.run([*self.words, "delete", "--force", self.name], check=True)
+
+    def _run(self, command: str, folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
+        path = f"{Criu.find().path.parent}:{os.environ['PATH']}"
+        # What stays open belongs to the container that is restored.
+        with (self.place / f"{command}.log").open("w+b") as log:
+            given = ("--image-path", str(folder), "--work-path", str(self.place), *words)
+            done = subprocess.run(
+                [*self.words, command, *given],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=os.environ | {"PATH": path, "PHOS_RUNTIME_DIR": str(self.place / "run")},
+                check=False,
+            )
+            log.seek(0)
+            return subprocess.CompletedProcess(done.args, done.returncode, log.read().decode())
 
 
 @contextmanager
@@ -153,6 +212,16 @@ def _running(
         finally:
             subprocess.run(end, check=False, stderr=subprocess.DEVNULL)
             runtime.wait()
+            unmount_below(place)
+
+
+def unmount_below(place: Path) -> None:
+    """Unmount what a runtime has left in a folder: whoever removes that would remove the machine's
+    own files.
+    """
+    for line in reversed(Path("/proc/self/mounts").read_text().splitlines()):
+        if Path(mounted := line.split()[1]).is_relative_to(place / "rootfs"):
+            subprocess.run(["umount", "--lazy", mounted], check=True)
 
 
 def _pid(runtime: "subprocess.Popen[str]", place: Path) -> str:

@@ -28,6 +28,7 @@ from phosd.engine.job.progress import Progress
 from phosd.engine.node.gpus import GpuInfo
 from phosd.engine.node.launched_kernels import KnownKernel
 from phosd.engine.node.placement import find
+from phosd.engine.node.suspended import Suspended
 from phosd.engine.operations.admission import UNLIMITED, DiskLimits
 from phosd.engine.program.process import GpuProcess
 from phosd.engine.system.procfs import ProcessId, boot_id
@@ -275,6 +276,21 @@ class FakeEngine:
         self._move(progress)
         self._becomes(pid, state="suspended")
         return "memory" if request.where == "auto" else request.where
+
+    def uses_gpus(self, pid: int) -> bool:
+        return False
+
+    def pause_for_runtime(self, pid: int, progress: Progress) -> Suspended:
+        raise NotImplementedError
+
+    def save_for_runtime(self, paused: Suspended, folder: int, progress: Progress) -> None:
+        raise NotImplementedError
+
+    def adopt_of_runtime(self, pid: int, folder: int, progress: Progress) -> Suspended | None:
+        return None
+
+    def left_by_runtimes(self) -> list[Suspended]:
+        return []
 
     def resume(
         self, pid: int, request: ResumeRequest, caller: int, progress: Progress

@@ -20,6 +20,8 @@ from phosd.errors import Busy, NoSuchProcess, Reason, Unsupported
 
 FORMAT = 1
 """Rises when a phosd that knows only the earlier ones would misread a file."""
+WITH_PIDS = 2
+"""Of a file with :attr:`Suspended.known`, which others do not have."""
 _MAX_BYTES = 8 << 20
 _log = logging.getLogger(__name__)
 
@@ -45,6 +47,10 @@ class Suspended(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     format: int = FORMAT
     phosd: str = __version__
     """The version of phosd that suspended it; of a file without one, this one."""
+    known: dict[int, int] = {}
+    """The pids of its processes, by those that its image has for them; empty: the same ones. In the
+    image are those that they have for themselves if a container's runtime saves them.
+    """
 
     @property
     def alive(self) -> bool:
@@ -84,7 +90,7 @@ def _decode(text: bytes) -> Suspended:
     """Raises :class:`Unsupported` if another phosd wrote what this one does not know."""
     head = msgspec.json.decode(text, type=_Head)
     try:
-        if head.format == FORMAT:
+        if head.format in (FORMAT, WITH_PIDS):
             return msgspec.json.decode(text, type=Suspended)
     except msgspec.DecodeError:
         if head.phosd in ("", __version__):
@@ -92,7 +98,7 @@ def _decode(text: bytes) -> Suspended:
     by = f"phosd {head.phosd}" if head.phosd else "another phosd"
     raise Unsupported(
         f"the program of process {head.pid} was suspended by {by} in format {head.format}; this is"
-        f" phosd {__version__}, which reads format {FORMAT}",
+        f" phosd {__version__}, which reads formats up to {WITH_PIDS}",
         hint=f"install {by} or a newer one, and resume it with that",
         reason=Reason.OTHER_FORMAT,
     )
@@ -162,7 +168,10 @@ class Register:
         private_files.require_private(self._folder)
         partial = self._path(suspended).with_suffix(".partial")
         partial.unlink(missing_ok=True)
-        private_files.write_durably(partial, msgspec.json.encode(suspended))
+        fields = msgspec.structs.asdict(suspended)
+        if not suspended.known:  # a phosd that does not know of it reads the file, too
+            del fields["known"]
+        private_files.write_durably(partial, msgspec.json.encode(fields))
         partial.rename(self._path(suspended))
         private_files.sync_folder(self._folder)
 

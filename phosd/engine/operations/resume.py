@@ -62,7 +62,7 @@ def resume(node: Node, pid: int, options: ResumeOptions, progress: Progress) -> 
         if not options.gpu:  # most of its start goes by while the image is opened
             node.movers.begin(suspended.gpus)
         image = job.enter_context(node.suspend_store.shelf(suspended.where).open(suspended.image))
-        manifest = image.manifest
+        manifest = image.manifest = _with_pids(image.manifest, suspended)
         stopped = {each.pid for each in node.stopped.of(suspended.pids)}
         for each in suspended.pids - stopped:
             node.stopped.require_going(each)
@@ -120,6 +120,20 @@ def resume(node: Node, pid: int, options: ResumeOptions, progress: Progress) -> 
         progress.phase("release")
     progress.finish()
     return {gpu: moves.get(gpu, gpu) for gpu in suspended.gpus}
+
+
+def _with_pids(manifest: Manifest, suspended: Suspended) -> Manifest:
+    """Return the manifest with the pids that its processes have now."""
+    replace, known = msgspec.structs.replace, suspended.known
+    if not known:
+        return manifest
+    return replace(
+        manifest,
+        trees=tuple(replace(tree, root=known.get(tree.root, tree.root)) for tree in manifest.trees),
+        processes=tuple(
+            replace(each, pid=known.get(each.pid, each.pid)) for each in manifest.processes
+        ),
+    )
 
 
 def require_resumable(suspended: Suspended, caller: int) -> None:

@@ -31,21 +31,26 @@ from phosd.engine.mover.client.mover import Mover
 from phosd.engine.node.gpus import list_gpus
 from phosd.engine.node.machine import describe_gpus, this_host
 from phosd.engine.node.node import Node
-from phosd.engine.node.suspended import Suspended
+from phosd.engine.node.suspended import FORMAT, WITH_PIDS, Suspended
 from phosd.engine.operations.admission import (
     UNLIMITED,
     DiskLimits,
     context_bytes,
     require_host_memory,
 )
-from phosd.engine.operations.manifest_records import block_records, process_records
+from phosd.engine.operations.manifest_records import (
+    block_records,
+    process_records,
+    saved_records,
+)
 from phosd.engine.operations.move_checks import claimed, device_needs, may_park
 from phosd.engine.operations.permissions import ROOT
 from phosd.engine.operations.safe_points import SafePointChoices, SafePoints
 from phosd.engine.program import driver_checkpoint
 from phosd.engine.program.group import CheckpointGroup, discover_group, explain_death
+from phosd.engine.system import procfs
 from phosd.engine.system.host_memory import available_memory
-from phosd.errors import InvalidOption, NotAuthorized, OutOfSpace, PhosError
+from phosd.errors import InvalidOption, NotAuthorized, OutOfSpace, PhosError, Reason, Unsupported
 
 PLACES = ("memory", "disk")
 _SPARE = 1 / 16
@@ -78,6 +83,10 @@ class SuspendOptions(SuspendChoices, frozen=True):
     limits: DiskLimits = UNLIMITED
     leave: bool = True
     """Whether phosd also ends its movers on these GPUs, unless they have other work."""
+    by_runtime: bool = False
+    """Whether a container's runtime saves the program meanwhile, and may make it again with other
+    pids (``runtime_checkpoint.py``).
+    """
 
 
 def suspend(node: Node, pid: int, options: SuspendOptions, progress: Progress) -> Suspended:
@@ -94,11 +103,13 @@ def suspend(node: Node, pid: int, options: SuspendOptions, progress: Progress) -
     with ExitStack() as job:
         check = claimed(node, job, options.caller)
         group = job.enter_context(discover_group(pid, node.config.runtime_dir, check))
-        parks = may_park(group, "auto", progress)
+        parks = may_park(group, "precopy" if options.by_runtime else "auto", progress)
+        if options.by_runtime:
+            _require_one_tree(group)
         size = sum(b.size for link in group.links for b in link.list_blocks()) if parks else 0
         needs = device_needs(group, parks=parks)
         require_host_memory(context_bytes() * len(group.gpu_pids) if parks else sum(needs.values()))
-        where = _place(node, group, options.where, size)
+        where = place_for(node, options.where, size, context_bytes() * len(group.gpu_pids))
         shelf = node.suspend_store.shelf(where)
         owner = group.owner
         quota, before = options.limits.quota(owner), _taken(node, owner)
@@ -124,10 +135,10 @@ def suspend(node: Node, pid: int, options: SuspendOptions, progress: Progress) -
                 reservation, blocks = _by_driver(suspension), ()
             progress.phase("publish", stopped=True)
             point(Point.SUSPEND_PUBLISH)
-            manifest = _manifest(writer, group, needs, blocks)
+            manifest = _manifest(writer, group, needs, blocks, own_ids=options.by_runtime)
             writer.publish(manifest)
             undo.add(shelf.delete, manifest.id)
-            suspended = _entry(manifest, group, where, needs)
+            suspended = _entry(manifest, group, where, needs, by_runtime=options.by_runtime)
             suspended.require_alive()
             undo.add(node.suspended.remove, suspended)
             node.suspended.write(suspended)
@@ -265,9 +276,10 @@ def _keepers(node: Node, gpus: Collection[int], progress: Progress) -> tuple[Mov
     return tuple(found)
 
 
-def _place(node: Node, group: CheckpointGroup, wanted: str, size: int) -> str:
-    """Choose where to save ``size`` bytes of device memory. Raises :class:`OutOfSpace`."""
-    contexts = context_bytes() * len(group.gpu_pids)
+def place_for(node: Node, wanted: str, size: int, contexts: int) -> str:
+    """Choose where to save ``size`` bytes of device memory, beside the bytes of ``contexts`` that
+    the driver saves in host memory. Raises :class:`OutOfSpace`.
+    """
     for where in PLACES if wanted == "auto" else (wanted,):
         try:
             shelf = node.suspend_store.shelf(where)
@@ -296,9 +308,28 @@ def _room(shelf: Store, where: str, contexts: int) -> int:
     return min(free, available - contexts) if where == "memory" else free
 
 
+def _require_one_tree(group: CheckpointGroup) -> None:
+    """Raise :class:`Unsupported` if the program has processes outside of its container."""
+    if len(group.trees) > 1:
+        raise Unsupported(
+            f"{procfs.describe(group.trees[1].root.pid)} shares device memory with "
+            f"{procfs.describe(group.trees[0].root.pid)}, which a container's runtime saves alone",
+            hint="start both in one container",
+            reason=Reason.SHARED_MEMORY,
+        )
+
+
 def _manifest(
-    writer: ImageWriter, group: CheckpointGroup, gpus: Iterable[int], blocks: tuple[Block, ...]
+    writer: ImageWriter,
+    group: CheckpointGroup,
+    gpus: Iterable[int],
+    blocks: tuple[Block, ...],
+    *,
+    own_ids: bool,
 ) -> Manifest:
+    """Return the manifest, with the ids that processes have for phosd, or for themselves."""
+    records = saved_records if own_ids else process_records
+    roots = [tree.root.own_pid if own_ids else tree.root.pid for tree in group.trees]
     return Manifest(
         id=writer.id,
         created=datetime.now(UTC).isoformat(timespec="milliseconds"),
@@ -306,17 +337,23 @@ def _manifest(
         owner=writer.owner,
         host=this_host(None),
         gpus=describe_gpus(gpus, gpus),
-        trees=tuple(Tree(tree.root.pid, f"tree-{n}", ()) for n, tree in enumerate(group.trees)),
-        processes=process_records(group.trees, group, parked=bool(blocks)),
+        trees=tuple(Tree(root, f"tree-{n}", ()) for n, root in enumerate(roots)),
+        processes=records(group.trees, group, parked=bool(blocks)),
         blocks=blocks,
         stop_seconds=0.0,
     )
 
 
 def _entry(
-    manifest: Manifest, group: CheckpointGroup, where: str, device_bytes: dict[int, int]
+    manifest: Manifest,
+    group: CheckpointGroup,
+    where: str,
+    device_bytes: dict[int, int],
+    *,
+    by_runtime: bool,
 ) -> Suspended:
     root = group.trees[0].root
+    known = {each.own_pid: each.pid for tree in group.trees for each in tree.living}
     return Suspended(
         image=manifest.id,
         pid=root.pid,
@@ -328,4 +365,6 @@ def _entry(
         stored_bytes=sum(pack_bytes(manifest).values()),
         device_bytes=device_bytes,
         processes=tuple(sorted(group.process_ids)),
+        format=WITH_PIDS if by_runtime else FORMAT,
+        known=known if by_runtime else {},
     )

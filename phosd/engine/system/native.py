@@ -59,6 +59,11 @@ def pages_library() -> Path:
     return _find("libphos_pages.so")
 
 
+def runtime_plugins() -> Path:
+    """Return the folder of the plugin for the CRIU of containers' runtimes."""
+    return _find("runtime_plugin/phos_plugin.so").parent
+
+
 def criu_plugins() -> Path:
     """Return the folder of what ``criu dump`` loads as plugins."""
     return _find("criu_plugin/libphos_criu.so").parent

@@ -66,6 +66,11 @@ def require_going(pid: int) -> bool:
     return False
 
 
+def is_still(pid: int) -> bool:
+    """Return whether a process stands still now."""
+    return _why_still(pid) is not None
+
+
 def _why_still(pid: int) -> tuple[str, str] | None:
     """Return how a process stands still, and what lets it go on; None if it is going."""
     if procfs.stands_still(pid):

@@ -33,6 +33,7 @@ from phosd.service.tasks.analyses import Analyses
 from phosd.service.tasks.checkpoints import Checkpoints
 from phosd.service.tasks.own_checkpoints import OwnCheckpoints
 from phosd.service.tasks.periodic import Periodic
+from phosd.service.tasks.runtime_checkpoints import RuntimeCheckpoints
 from phosd.service.tasks.verifications import Verifications
 
 
@@ -81,11 +82,12 @@ def compose(config: Config, engine: Engine, connection: Connection, history: His
     upkeep = Upkeep(config, engine, history, jobs, inventory, periodic, lambda: tree.changed(ROOT))
     analyses = Analyses(engine, lambda: [*inventory.processes.values()], lambda: jobs.running > 0)
     own = OwnCheckpoints(config.runtime_dir, engine, checkpoints, jobs, rights)
-    manager = Manager(
-        *(config, engine, history, journal, tree, jobs, periodic, own, readers, inventory),
-        *(upkeep, analyses),
-    )
     write_down = reports.write_down
+    runtimes = RuntimeCheckpoints(config.runtime_dir, engine, jobs, write_down)
+    manager = Manager(
+        *(config, engine, history, journal, tree, jobs, periodic, own, runtimes, readers),
+        *(inventory, upkeep, analyses),
+    )
     pids = CallerPids(config.runtime_dir, connection.pid_of, readers)
     interface = manager_interface(
         Images(

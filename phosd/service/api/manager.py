@@ -29,6 +29,7 @@ from phosd.service.jobs.table import Job, JobTable
 from phosd.service.tasks.analyses import Analyses
 from phosd.service.tasks.own_checkpoints import OwnCheckpoints
 from phosd.service.tasks.periodic import Periodic
+from phosd.service.tasks.runtime_checkpoints import RuntimeCheckpoints
 
 FEATURES = (
     "checkpoint",
@@ -92,6 +93,7 @@ class Manager:
     jobs: JobTable
     periodic: Periodic
     own_checkpoints: OwnCheckpoints
+    runtime_checkpoints: RuntimeCheckpoints
     readers: Readers
     inventory: Inventory
     upkeep: Upkeep
@@ -136,6 +138,7 @@ class Manager:
         self.history.event(events.Event("phosd", self.version, f"phosd {self.version} begins"))
         self.periodic.start()
         await self.own_checkpoints.start()
+        await self.runtime_checkpoints.start()
         self._in_background(self.inventory.watch())
         self._in_background(self.inventory.sample())
         self._in_background(self.upkeep.go_on())
@@ -148,8 +151,10 @@ class Manager:
         """Cancel the jobs and wait until every program runs again."""
         await self.periodic.close()
         await self.own_checkpoints.stop_listening()
+        await self.runtime_checkpoints.stop_listening()
         await self.jobs.close()
         await self.own_checkpoints.close()
+        await self.runtime_checkpoints.close()
         await self.upkeep.durability.close()
         self.history.observer = None
         self.history.listener = None

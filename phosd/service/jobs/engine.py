@@ -13,6 +13,7 @@ from phosd.engine.job.experience import Experience
 from phosd.engine.job.progress import Progress
 from phosd.engine.node.gpus import GpuInfo
 from phosd.engine.node.launched_kernels import KnownKernel
+from phosd.engine.node.suspended import Suspended
 from phosd.engine.operations.admission import DiskLimits
 from phosd.engine.program.process import GpuProcess
 from phosd.engine.system.procfs import ProcessId
@@ -100,6 +101,25 @@ class Engine(Protocol):
     ) -> dict[int, int]:
         """Resume a suspended process. Returns new GPU ordinals by old ones, as :meth:`migrate`
         does.
+        """
+
+    def uses_gpus(self, pid: int) -> bool:
+        """Return whether a process of the tree of ``pid`` uses a GPU. Raises ``NoSuchProcess``."""
+
+    def pause_for_runtime(self, pid: int, progress: Progress) -> Suspended:
+        """Suspend the tree of ``pid``, which a container's runtime is about to save."""
+
+    def save_for_runtime(self, paused: Suspended, folder: int, progress: Progress) -> None:
+        """Write its device memory into the runtime's open ``folder``. Raises ``OutOfSpace``."""
+
+    def adopt_of_runtime(self, pid: int, folder: int, progress: Progress) -> Suspended | None:
+        """Take the tree of ``pid``, which a runtime restores, for suspended, with the device memory
+        in the runtime's open ``folder``; None if there is none. Raises ``ImageCorrupt``.
+        """
+
+    def left_by_runtimes(self) -> list[Suspended]:
+        """Return the programs that are suspended for a runtime's checkpoint, or since its
+        restore.
         """
 
     def swap(

@@ -25,6 +25,8 @@ from phosd.engine.node.gpus import GpuInfo, divided, list_gpus
 from phosd.engine.node.kernel_analysis import KernelAnalysis
 from phosd.engine.node.launched_kernels import KnownKernel
 from phosd.engine.node.node import Node, NodeConfig
+from phosd.engine.node.suspended import Suspended
+from phosd.engine.operations import runtime_checkpoint
 from phosd.engine.operations.admission import DiskLimits, context_bytes
 from phosd.engine.operations.caller_stream import CallerStream
 from phosd.engine.operations.checkpoint import CheckpointOptions, checkpoint, try_checkpoint
@@ -198,6 +200,21 @@ class NodeEngine:
         suspended = suspend(self._node, pid, options, progress)
         progress.figures.stored_bytes = suspended.stored_bytes
         return suspended.where
+
+    def uses_gpus(self, pid: int) -> bool:
+        return runtime_checkpoint.uses_gpus(pid)
+
+    def pause_for_runtime(self, pid: int, progress: Progress) -> Suspended:
+        return runtime_checkpoint.pause(self._node, pid, progress)
+
+    def save_for_runtime(self, paused: Suspended, folder: int, progress: Progress) -> None:
+        runtime_checkpoint.save(self._node, paused, folder, progress)
+
+    def adopt_of_runtime(self, pid: int, folder: int, progress: Progress) -> Suspended | None:
+        return runtime_checkpoint.adopt(self._node, pid, folder, progress)
+
+    def left_by_runtimes(self) -> list[Suspended]:
+        return [each for each in self._node.suspended.living() if each.known]
 
     def resume(
         self, pid: int, request: ResumeRequest, caller: int, progress: Progress

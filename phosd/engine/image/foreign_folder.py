@@ -1,0 +1,116 @@
+"""Keep an image of device memory in a folder of others: in a container runtime's checkpoint.
+
+::
+
+    <folder>/phos-<id>/manifest.json    sealed with the store's key, as in a store; written last
+    <folder>/phos-<id>/<n>.pack         chunks (packs.py)
+
+The key is not there: the runtime's user may give the folder away. An image that this store has not
+sealed is refused.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+
+import msgspec
+
+from phosd.engine.image import private_files
+from phosd.engine.image.manifest import Block, Manifest
+from phosd.engine.image.reader import Image, packs_of, read_manifest
+from phosd.engine.image.store import Store
+from phosd.engine.image.tier import MANIFEST
+from phosd.engine.image.usage import pack_ends
+from phosd.engine.image.validate import valid_id
+
+_PREFIX = "phos-"
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_PIECE = 64 << 20
+"""Bytes that are copied between two looks whether to go on."""
+
+
+def save(image: Image, folder: int, copied: Callable[[int], None]) -> None:
+    """Write an image without CRIU's files into an open ``folder``. ``copied`` is told of bytes, and
+    may raise to end it. Raises :class:`~phosd.errors.OutOfSpace`.
+    """
+    ends = pack_ends([image.manifest])
+    name = f"{_PREFIX}{image.manifest.id}"
+    with private_files.space_errors(name), ExitStack() as files:
+        os.mkdir(name, mode=0o700, dir_fd=folder)
+        inner = _opened(files, name, _FOLDER, folder)
+        for number, source in image.packs.items():
+            pack = _opened(files, _pack(number), _NEW, inner)
+            _copy(source, pack, ends[number], copied)
+            os.fsync(pack)
+        source = _opened(files, MANIFEST, os.O_RDONLY | os.O_NOFOLLOW, image.folder)
+        manifest = _opened(files, MANIFEST, _NEW, inner)
+        _copy(source, manifest, os.fstat(source).st_size, copied)
+        for each in (manifest, inner, folder):
+            os.fsync(each)
+
+
+def saved_in(folder: int) -> str:
+    """Return the id of the image in an open folder; empty if there is none."""
+    with ExitStack() as files:  # the offset of the descriptor is another program's, too
+        names = os.listdir(_opened(files, ".", _FOLDER, folder))
+    names = [name for name in names if name.startswith(_PREFIX)]
+    return next((id for name in names if valid_id(id := name.removeprefix(_PREFIX))), "")
+
+
+@contextmanager
+def opened(folder: int, image_id: str, store: Store) -> Iterator[Image]:
+    """Open the image in an open folder. Raises :class:`~phosd.errors.ImageCorrupt`, also if it was
+    not sealed by this store.
+    """
+    with Image() as image, ExitStack() as files:
+        inner = _opened(files, f"{_PREFIX}{image_id}", _FOLDER, folder)
+        image.manifest = read_manifest(inner, image_id, store.key)
+        for number in sorted(packs_of(image.manifest)):
+            image.packs[number] = private_files.open_private(
+                _pack(number), os.O_RDONLY, dir_fd=inner
+            )
+        yield image
+
+
+def bring(image: Image, store: Store, copied: Callable[[int], None]) -> Manifest:
+    """Copy an image into a store, and return its manifest there."""
+    ends = pack_ends([image.manifest])
+    with store.begin(image.manifest.owner) as writer, private_files.space_errors(writer.id):
+        numbers = {}
+        for number, source in image.packs.items():
+            (pack,) = writer.packs(1)
+            _copy(source, pack.fd, ends[number], copied)
+            numbers[number] = pack.number
+        manifest = msgspec.structs.replace(
+            image.manifest,
+            id=writer.id,
+            blocks=tuple(_moved(block, numbers) for block in image.manifest.blocks),
+        )
+        writer.publish(manifest)
+    return manifest
+
+
+def _moved(block: Block, numbers: dict[int, int]) -> Block:
+    chunks = (msgspec.structs.replace(ref, pack=numbers[ref.pack]) for ref in block.chunks)
+    return msgspec.structs.replace(block, chunks=tuple(chunks))
+
+
+def _pack(number: int) -> str:
+    return f"{number}.pack"
+
+
+def _opened(files: ExitStack, name: str, flags: int, folder: int) -> int:
+    found = os.open(name, flags, 0o600, dir_fd=folder)
+    files.callback(os.close, found)
+    return found
+
+
+def _copy(source: int, target: int, size: int, copied: Callable[[int], None]) -> None:
+    done = 0
+    while done < size:
+        count = os.sendfile(target, source, done, min(_PIECE, size - done))
+        if not count:
+            break  # what is missing is found when it is read
+        done += count
+        copied(count)

@@ -1,0 +1,214 @@
+// Loaded into the CRIU of a container's runtime (podman, runc, containerd, ...) as a plugin. Has
+// phosd take GPU programs off their GPUs before CRIU saves them, and bring them back afterwards
+// (phosd/service/tasks/runtime_checkpoints.py). One connection, on which each request waits for its
+// answer:
+//
+//   pause PID, with CRIU's folder     before it holds anything: suspend the tree below PID
+//   save                              all is held: write the device memory into that folder
+//   end                               CRIU is about to let the tree go, or has killed it
+//   restored PID, with CRIU's folder  made anew, and held: it is a suspended program of phosd's
+//   await                             at the end of a restore: until it has its GPUs again
+//
+// The answer is a word, `nothing` if no process of the tree uses a GPU, or `error` and a text.
+// Where phosd does not answer, a checkpoint of a program without a GPU goes on, and any other
+// fails; CRIU lets the program run on then.
+//
+// SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0
+#include <dirent.h>
+#include <fcntl.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+#include "criu_abi.h"
+
+// CRIU's own, which every one has that calls these hooks.
+extern "C" {
+__attribute__((weak)) int criu_get_image_dir(void);
+__attribute__((weak, format(printf, 2, 3))) void print_on_level(unsigned level, const char* format,
+                                                                ...);
+}
+
+namespace {
+
+enum class Part { none, paused, saved, adopted, failed };
+
+constexpr unsigned kError = 1;  // a level of CRIU's log
+constexpr char kDefaultFolder[] = "/run/phos";
+constexpr int kFolder = O_RDONLY | O_DIRECTORY | O_CLOEXEC;
+constexpr char kSaved[] = "phos-";  // begins the name of what phosd writes into CRIU's folder
+
+int peer = -1;
+Part part = Part::none;
+bool asked = false;  // phosd knows of this tree, or there is nothing to know
+char answer[4096];
+
+// Keeps what has gone wrong as the answer, too.
+void complain(const char* what) {
+    if (what != answer) snprintf(answer, sizeof answer, "%s", what);
+    if (print_on_level) print_on_level(kError, "phos: %s\n", what);
+}
+
+bool connect_to_phosd() {
+    if (peer >= 0) return true;
+    const char* folder = secure_getenv("PHOS_RUNTIME_DIR");
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    const int length = snprintf(address.sun_path, sizeof address.sun_path, "%s/criu.sock",
+                                folder && *folder ? folder : kDefaultFolder);
+    if (length < 0 || static_cast<size_t>(length) >= sizeof address.sun_path) return false;
+    peer = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+    if (peer >= 0 && connect(peer, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0)
+        return true;
+    if (peer >= 0) close(peer);
+    peer = -1;
+    return false;
+}
+
+bool send_request(const char* text, int folder) {
+    iovec data{const_cast<char*>(text), strlen(text)};
+    alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+    msghdr message{};
+    message.msg_iov = &data;
+    message.msg_iovlen = 1;
+    if (folder >= 0) {
+        message.msg_control = control;
+        message.msg_controllen = sizeof control;
+        cmsghdr* header = CMSG_FIRSTHDR(&message);
+        header->cmsg_level = SOL_SOCKET;
+        header->cmsg_type = SCM_RIGHTS;
+        header->cmsg_len = CMSG_LEN(sizeof folder);
+        memcpy(CMSG_DATA(header), &folder, sizeof folder);
+    }
+    return sendmsg(peer, &message, MSG_NOSIGNAL) >= 0;
+}
+
+// Returns the answer, which stays until the next request. An error was told to CRIU's log.
+const char* ask(const char* text, int folder = -1) {
+    snprintf(answer, sizeof answer, "error phosd has gone");
+    if (peer >= 0 && send_request(text, folder)) {
+        ssize_t size = -1;
+        do size = recv(peer, answer, sizeof answer - 1, 0);
+        while (size < 0 && errno == EINTR);
+        if (size > 0)
+            answer[size] = 0;
+        else
+            snprintf(answer, sizeof answer, "error phosd has gone");
+    }
+    if (strncmp(answer, "error", 5) == 0) complain(answer);
+    return answer;
+}
+
+bool is(const char* text, const char* word) {
+    return strcmp(text, word) == 0;
+}
+
+const char* ask_about(const char* what, int pid) {
+    char text[32];
+    snprintf(text, sizeof text, "%s %d", what, pid);
+    return ask(text, criu_get_image_dir ? criu_get_image_dir() : -1);
+}
+
+bool uses_cuda(int pid) {
+    char line[4608];
+    snprintf(line, sizeof line, "/proc/%d/maps", pid);
+    FILE* maps = fopen(line, "re");
+    bool found = false;
+    while (maps && !found && fgets(line, sizeof line, maps))
+        found = strstr(line, "/libcuda.so") != nullptr;
+    if (maps) fclose(maps);
+    return found;
+}
+
+// Whether phosd has saved device memory in CRIU's folder.
+bool has_memory() {
+    // Opened anew: the offset of a descriptor is CRIU's, too.
+    const int folder = criu_get_image_dir ? openat(criu_get_image_dir(), ".", kFolder) : -1;
+    DIR* entries = folder >= 0 ? fdopendir(folder) : nullptr;
+    if (!entries) {
+        if (folder >= 0) close(folder);
+        return false;
+    }
+    bool found = false;
+    for (const dirent* each = readdir(entries); each && !found; each = readdir(entries))
+        found = strncmp(each->d_name, kSaved, sizeof kSaved - 1) == 0;
+    closedir(entries);
+    return found;
+}
+
+// Called for each process, the root first, before any is held.
+int pause_devices(int pid) {
+    if (!asked) {
+        asked = true;
+        if (connect_to_phosd()) {
+            const char* said = ask_about("pause", pid);
+            if (is(said, "paused")) part = Part::paused;
+            if (!is(said, "paused") && !is(said, "nothing")) return -1;
+            if (is(said, "nothing")) return 0;
+        }
+    }
+    if (part != Part::none || !uses_cuda(pid)) return 0;
+    complain("error the program uses a GPU, and phosd does not answer: systemctl start phosd");
+    return -1;
+}
+
+// Called for each process when all are held.
+int checkpoint_devices(int) {
+    if (part != Part::paused) return 0;
+    if (!is(ask("save"), "saved")) return -1;
+    part = Part::saved;
+    return 0;
+}
+
+// Called for each process, the root first, when all are made and held. CRIU goes on if it fails.
+int resume_devices_late(int pid) {
+    if (asked || !has_memory()) return 0;
+    asked = true;
+    part = Part::failed;
+    if (!connect_to_phosd())
+        complain("error the program's device memory is phosd's to load, which does not answer");
+    else if (is(ask_about("restored", pid), "adopted"))
+        part = Part::adopted;
+    return part == Part::adopted ? 0 : -1;
+}
+
+int init(int) {
+    return 0;
+}
+
+void end(int stage, int) {
+    if (stage == phos::criu::kDump && (part == Part::paused || part == Part::saved)) ask("end");
+}
+
+template <typename Function>
+void* hook(Function* function) {
+    return reinterpret_cast<void*>(function);
+}
+
+// The last that CRIU does. Its tasks run by now; the library stays loaded until here (-z nodelete).
+__attribute__((destructor)) void at_exit() {
+    if (part == Part::failed || (part == Part::adopted && !is(ask("await"), "resumed"))) {
+        fprintf(stderr, "phos: %s\n", answer);
+        _exit(1);  // the runtime takes the restore for failed
+    }
+}
+
+}  // namespace
+
+extern "C" {
+
+__attribute__((visibility("default"))) phos::criu::Plugin CR_PLUGIN_DESC = {
+    "phos_runtime",
+    init,
+    end,
+    phos::criu::kVersion,
+    phos::criu::kHooks,
+    {nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr,
+     hook(resume_devices_late), hook(pause_devices), hook(checkpoint_devices)},
+};
+}

@@ -1,0 +1,261 @@
+"""Take part in checkpoints by containers' runtimes: answer the plugin in their CRIU.
+
+``phosd/runtime_plugin/plugin.cpp`` has the requests. Only root may make them. A program is
+suspended for as long as CRIU saves it; whatever then becomes of CRIU, what is left of the program
+is resumed.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import stat
+import struct
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from phosd.engine.job.progress import Progress
+from phosd.engine.node.suspended import Suspended
+from phosd.engine.system import standstill
+from phosd.errors import InvalidOption, NoSuchProcess, PhosError
+from phosd.service.jobs.engine import Engine
+from phosd.service.jobs.options import ResumeRequest
+from phosd.service.jobs.table import Job, JobTable, Outcome, Task
+from phosd.service.process_identity import Target, identify, program, require_same
+from phosd.service.tasks.checkpoints import claim_of, named, require_free_tree
+
+SOCKET = "criu.sock"
+MOST = 64
+"""Most runtimes that are served at a time."""
+_REQUEST_BYTES = 64
+_ANSWER_BYTES = 4000
+_LOOK_SECONDS = 0.02
+_ROOT = 0
+_END_SECONDS = 10.0
+_log = logging.getLogger(__name__)
+
+
+class RuntimeCheckpoints:
+    """Serves the socket. Use it on the event loop only. ``write_down`` writes a job's journal
+    record.
+    """
+
+    def __init__(
+        self,
+        runtime_dir: Path,
+        engine: Engine,
+        jobs: JobTable,
+        write_down: Callable[[Job, Target], None],
+    ) -> None:
+        self._path = runtime_dir / SOCKET
+        self._jobs = _Jobs(engine, jobs, write_down)
+        self._listener: socket.socket | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> None:
+        """Listen. Without the socket phosd serves all others nevertheless."""
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+        try:
+            self._path.unlink(missing_ok=True)
+            listener.bind(str(self._path))
+            self._path.chmod(0o600)
+            listener.listen(MOST)
+            listener.setblocking(False)
+        except OSError as error:
+            listener.close()
+            _log.warning("runtimes cannot save GPU programs by %s: %s", self._path, error)
+            return
+        self._listener = listener
+        self._begin(self._accept(listener))
+        for left in await asyncio.to_thread(self._jobs.engine.left_by_runtimes):
+            self._begin(self._go_on(left))  # an earlier phosd has left it
+
+    async def stop_listening(self) -> None:
+        """Take no further requests: a runtime finds that phosd is not there."""
+        if self._listener is not None:
+            self._listener.close()
+            self._path.unlink(missing_ok=True)
+
+    async def close(self) -> None:
+        """End the connections. The jobs must have ended."""
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=_END_SECONDS)
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _accept(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        with contextlib.suppress(OSError):  # it was closed
+            while True:
+                connection, _ = await loop.sock_accept(listener)
+                if _uid(connection) != _ROOT or len(self._tasks) > MOST:
+                    connection.close()
+                    continue
+                connection.setblocking(False)
+                self._begin(_Talk(connection, self._jobs).hold())
+
+    async def _go_on(self, left: Suspended) -> None:
+        await self._jobs.bring_back(left)
+
+
+@dataclass(frozen=True)
+class _Jobs:
+    """Starts the jobs of runtimes' checkpoints."""
+
+    engine: Engine
+    table: JobTable
+    write_down: Callable[[Job, Target], None]
+
+    async def bring_back(self, suspended: Suspended) -> PhosError | None:
+        """Resume a program as soon as nobody holds it any more. Returns why it stays suspended."""
+        try:
+            while suspended.alive and standstill.is_still(suspended.pid):
+                await asyncio.sleep(_LOOK_SECONDS)
+            if not suspended.alive:
+                return NoSuchProcess(f"process {suspended.pid} has ended")
+            target = identify(suspended.pid)
+
+            def work(progress: Progress) -> Outcome:
+                require_same(target)
+                self.engine.resume(target.pid, ResumeRequest(), _ROOT, progress)
+                return Outcome(str(target.pid))
+
+            await self.table.result(self.submit("resume", target, work))
+        except PhosError as error:
+            _log.error(
+                "process %d stays suspended after a runtime's checkpoint or restore: %s",
+                suspended.pid,
+                error,
+            )
+            return error
+        return None
+
+    def submit(self, operation: str, target: Target, work: Callable[[Progress], Outcome]) -> Job:
+        def before(job: Job) -> None:
+            require_free_tree(self.table, target.pid)
+            self.write_down(job, target)
+
+        task = Task(
+            operation=operation,
+            target=str(target.pid),
+            owner=_ROOT,
+            claims=frozenset((claim_of(target.pid),)),
+            work=work,
+            queue=operation == "resume",
+            executable=program(target).executable,
+            process=named(target),
+        )
+        return self.table.submit(task, before)
+
+
+class _Talk:
+    """One connection: the checkpoint, or the restore, of one container."""
+
+    def __init__(self, connection: socket.socket, jobs: _Jobs) -> None:
+        self._connection = connection
+        self._jobs = jobs
+        self._engine = jobs.engine
+        self._folder = -1
+        self._paused: Suspended | None = None
+        self._resumed: asyncio.Task[PhosError | None] | None = None
+
+    async def hold(self) -> None:
+        """Answer until the plugin has gone, and then resume what is left suspended."""
+        try:
+            while request := await self._next():
+                await self._say(await self._answer(request))
+        except (OSError, ValueError) as error:
+            _log.warning("a runtime's CRIU: %s", error)
+        finally:
+            self._connection.close()
+            if self._folder >= 0:
+                os.close(self._folder)
+        if self._paused is not None:
+            await self._jobs.bring_back(self._paused)
+        if self._resumed is not None:
+            await self._resumed
+
+    async def _answer(self, request: str) -> str:
+        word, _, number = request.partition(" ")
+        try:
+            match word:
+                case "pause" if self._folder >= 0 and self._paused is None:
+                    return await self._pause(_pid(number))
+                case "save" if self._paused is not None:
+                    await asyncio.to_thread(
+                        self._engine.save_for_runtime, self._paused, self._folder, Progress()
+                    )
+                    return "saved"
+                case "end" if self._paused is not None:
+                    return "ended"
+                case "restored" if self._folder >= 0 and self._resumed is None:
+                    return await self._adopt(_pid(number))
+                case "await" if self._resumed is not None:
+                    error = await self._resumed
+                    return "resumed" if error is None else f"error {error}"
+            raise InvalidOption(f"{request!r} cannot be asked for now")
+        except PhosError as error:
+            _log.warning("a runtime's CRIU is answered: %s", error)
+            return f"error {error}"
+
+    async def _pause(self, pid: int) -> str:
+        if not await asyncio.to_thread(self._engine.uses_gpus, pid):
+            return "nothing"
+        target = identify(pid)
+
+        def work(progress: Progress) -> Outcome:
+            require_same(target)
+            self._paused = self._engine.pause_for_runtime(target.pid, progress)
+            return Outcome(self._paused.where, self._paused.where)
+
+        await self._jobs.table.result(self._jobs.submit("suspend", target, work))
+        return "paused"
+
+    async def _adopt(self, pid: int) -> str:
+        found = await asyncio.to_thread(
+            self._engine.adopt_of_runtime, pid, self._folder, Progress()
+        )
+        if found is None:
+            return "nothing"
+        self._resumed = asyncio.get_running_loop().create_task(self._jobs.bring_back(found))
+        return "adopted"
+
+    async def _next(self) -> str:
+        """Return the next request; empty at the end. Takes the folder that comes with it."""
+        loop, readable = asyncio.get_running_loop(), asyncio.Event()
+        loop.add_reader(self._connection, readable.set)
+        try:
+            await readable.wait()
+        finally:
+            loop.remove_reader(self._connection)
+        data, descriptors, _, _ = socket.recv_fds(self._connection, _REQUEST_BYTES, 2)
+        for descriptor in descriptors:
+            if self._folder < 0 and stat.S_ISDIR(os.fstat(descriptor).st_mode):
+                self._folder = descriptor
+            else:
+                os.close(descriptor)
+        return data.decode("ascii")
+
+    async def _say(self, text: str) -> None:
+        await asyncio.get_running_loop().sock_sendall(
+            self._connection, text.encode(errors="replace")[:_ANSWER_BYTES]
+        )
+
+
+def _uid(connection: socket.socket) -> int:
+    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+    return int(struct.unpack("iii", raw)[1])
+
+
+def _pid(text: str) -> int:
+    if not text.isdecimal():
+        raise InvalidOption(f"{text!r} is no pid")
+    return int(text)
