@@ -242,7 +242,13 @@ def add_copyright(root: Path, criu: Path) -> None:
             [
                 *deb_copyright.of_python(root / HOME / "python", str(HOME / "python")),
                 *deb_copyright.of_debian(criu, str(HOME / "criu")),
-                deb_copyright.of_gcc(gcc, [str(HOME / "criu_plugin/libphos_criu.so")]),
+                deb_copyright.of_gcc(
+                    gcc,
+                    [
+                        str(HOME / "criu_plugin/libphos_criu.so"),
+                        str(HOME / "runtime_plugin/phos_plugin.so"),
+                    ],
+                ),
             ]
         )
     except deb_copyright.Unlicensed as error:

@@ -57,7 +57,8 @@ _COMMANDS = {
     "a fat binary, PTX, or a library that has fat binaries inside; or those that process PID has "
     "launched, or your program of that name.",
     "setup-container-runtime": "Have RUNTIME put phosd's hook into the containers that ask for it, "
-    "so that their programs can be suspended, resumed and moved from outside.",
+    "so that their programs can be suspended, resumed and moved from outside, and saved by "
+    "RUNTIME's own commands.",
     "warm-cache": "Analyse all kernels in FILES, or in the libraries, cubins and PTX in FOLDERS, "
     "ahead of time: programs that load them find it done.",
     "recover": "Bring processes back that were left locked, checkpointed or parked.",

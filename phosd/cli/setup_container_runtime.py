@@ -2,7 +2,8 @@
 
 Runtimes take a device of ours for what is mounted and set in a container that asks for it, by CDI
 (Container Device Interface). Podman and CRI-O look for such descriptions by themselves, Docker and
-containerd where they are told to.
+containerd where they are told to. The CRIU that they save containers with is told of phosd's plugin
+by settings that runc and crun pass on.
 """
 
 import json
@@ -18,7 +19,7 @@ from phosd.cli.environment import SAVABLE
 from phosd.cli.settings import Settings, command
 from phosd.client.errors import CommandError
 from phosd.engine.hook_client.places import IN_CONTAINERS
-from phosd.engine.system.native import hook_library
+from phosd.engine.system.native import hook_library, runtime_plugins
 
 DEVICE = "phos.io/hook=all"
 DESCRIPTION = Path("/etc/cdi/phos.json")
@@ -26,6 +27,8 @@ DOCKER = Path("/etc/docker/daemon.json")
 CONTAINERD = Path("/etc/containerd/config.toml")
 """Its settings, which must import those of ours."""
 CONTAINERD_PART = Path("/etc/containerd/conf.d/phos.toml")
+CRIU = (Path("/etc/criu/runc.conf"), Path("/etc/criu/crun.conf"))
+"""Settings of the CRIU of runc and crun, with which each of the runtimes saves a container."""
 _HOOK = "/usr/lib/phos/libphos_hook.so"
 _IMPORTS = f'imports = ["{CONTAINERD_PART.parent}/*.toml"]'
 _ENABLES = """# Written by `phos setup-container-runtime containerd`. Only containerd 1.7 needs it.
@@ -52,11 +55,11 @@ class _Runtime:
 @click.option("--undo", is_flag=True, help="Take away what was set up for RUNTIME.")
 def setup_container_runtime(settings: Settings, runtime: str, undo: bool) -> None:
     """Have RUNTIME put phosd's hook into the containers that ask for it, so that their programs can
-    be suspended, resumed and moved from outside. Needs root.
+    be suspended, resumed and moved from outside, and saved by RUNTIME's own commands. Needs root.
 
     A container asks by the device phos.io/hook=all, beside those of its GPUs. It then has the hook,
-    the variables that `phos run` sets, and a folder in memory in which the hook listens. Nothing
-    changes for other containers.
+    the variables that `phos run` sets, and a folder in memory in which the hook listens. The CRIU
+    of runc and crun gets phosd's plugin (/etc/criu), which does nothing for programs without a GPU.
 
     \b
     Examples:
@@ -72,11 +75,13 @@ def setup_container_runtime(settings: Settings, runtime: str, undo: bool) -> Non
     if undo:
         changed, left = known.undo()
         if not _others(runtime):
-            changed += _remove(DESCRIPTION)
+            changed += [*_remove(DESCRIPTION), *_undo_criu()]
     else:
         changed, left = known.set_up()
         _write(DESCRIPTION, json.dumps(description(hook_library()), indent=2) + "\n")
-        changed.insert(0, DESCRIPTION)
+        settings_of_criu, for_criu = _set_up_criu()
+        changed = [DESCRIPTION, *settings_of_criu, *changed]
+        left = "; ".join(filter(None, [left, for_criu]))
     todo = [*filter(None, [left]), *([known.start] if known.start and changed else [])]
     if settings.json:
         settings.emit(
@@ -117,6 +122,28 @@ def description(hook: Path) -> dict[str, Any]:
             }
         ],
     }
+
+
+def _set_up_criu() -> tuple[list[Path], str]:
+    """Have the CRIU of runtimes load phosd's plugin, and no other: two would act on one GPU."""
+    changed, left = [], []
+    line = _criu_line()
+    for path in CRIU:
+        if not path.exists():
+            _write(path, line)
+            changed.append(path)
+        elif line not in path.read_text():
+            left.append(f"put the line {line.strip()!r} into {path}, instead of another libdir")
+    return changed, "; ".join(left)
+
+
+def _undo_criu() -> list[Path]:
+    ours = [path for path in CRIU if path.exists() and path.read_text() == _criu_line()]
+    return [removed for path in ours for removed in _remove(path)]
+
+
+def _criu_line() -> str:
+    return f"libdir {runtime_plugins()}\n"
 
 
 # What each runtime needs besides the description.

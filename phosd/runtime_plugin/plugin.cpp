@@ -16,6 +16,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0
 #include <dirent.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -47,6 +48,10 @@ int peer = -1;
 Part part = Part::none;
 bool asked = false;  // phosd knows of this tree, or there is nothing to know
 char answer[4096];
+
+constexpr size_t kMostTasks = 1 << 16;
+int tasks[kMostTasks];  // that were restored
+size_t task_count = 0;
 
 // Keeps what has gone wrong as the answer, too.
 void complain(const char* what) {
@@ -167,6 +172,7 @@ int checkpoint_devices(int) {
 
 // Called for each process, the root first, when all are made and held. CRIU goes on if it fails.
 int resume_devices_late(int pid) {
+    if (task_count < kMostTasks) tasks[task_count++] = pid;
     if (asked || !has_memory()) return 0;
     asked = true;
     part = Part::failed;
@@ -194,7 +200,9 @@ void* hook(Function* function) {
 __attribute__((destructor)) void at_exit() {
     if (part == Part::failed || (part == Part::adopted && !is(ask("await"), "resumed"))) {
         fprintf(stderr, "phos: %s\n", answer);
-        _exit(1);  // the runtime takes the restore for failed
+        // The runtime takes the restore for failed, and leaves behind what is there.
+        for (size_t i = 0; i < task_count; ++i) kill(tasks[i], SIGKILL);
+        _exit(1);
     }
 }
 

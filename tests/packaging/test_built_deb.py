@@ -12,7 +12,9 @@ from tests.packaging.built import only_when_built, the_only
 
 pytestmark = only_when_built
 
-OTHERS = ("usr/lib/phos/python/", "usr/lib/phos/criu/", "usr/lib/phos/criu_plugin/")
+OTHERS = tuple(
+    f"usr/lib/phos/{folder}/" for folder in ("python", "criu", "criu_plugin", "runtime_plugin")
+)
 """Where files are that others have written; phosd's own package is in the first, too."""
 
 

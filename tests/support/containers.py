@@ -124,7 +124,8 @@ def run_by_runc(
     spec["annotations"] = {"org.criu.config": str(place / "criu.conf")}
     (bundle / "config.json").write_text(json.dumps(spec))
     runc = Runc(place, f"phos-test-{secrets.token_hex(4)}")
-    words = [*runc.words, "run", "--bundle", bundle, "--pid-file", place / "pid", runc.name]
+    made = ("--bundle", str(bundle), "--pid-file", str(place / "pid"))
+    words = [*runc.words, "run", *made, runc.name]
     with _running(words, [*runc.words, "delete", "--force", runc.name], program, place) as target:
         target.runc = runc
         yield target
@@ -138,7 +139,7 @@ class Runc:
     name: str
 
     @property
-    def words(self) -> list[str | Path]:
+    def words(self) -> list[str]:
         return ["runc", f"--root={self.place / 'runc'}"]
 
     def checkpoint(self, folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":

@@ -17,6 +17,8 @@ def etc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty /etc."""
     for name in ("DESCRIPTION", "DOCKER", "CONTAINERD", "CONTAINERD_PART"):
         monkeypatch.setattr(setup, name, tmp_path / getattr(setup, name).relative_to("/etc"))
+    for_criu = tuple(tmp_path / path.relative_to("/etc") for path in setup.CRIU)
+    monkeypatch.setattr(setup, "CRIU", for_criu)
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     return tmp_path
 
@@ -47,13 +49,28 @@ def test_undone_nothing_is_left(etc: Path, runtime: str) -> None:
     kept = {name: json.loads(text) for name, text in files(etc).items() if name.endswith(".json")}
     assert kept in ({}, {"docker/daemon.json": {}})
     assert not setup.CONTAINERD_PART.exists()
+    assert not any(path.exists() for path in setup.CRIU)
+
+
+def test_criu_loads_one_plugin(etc: Path) -> None:
+    """What is there already stays, and it is said what it must say."""
+    setup.CRIU[0].parent.mkdir()
+    setup.CRIU[0].write_text("libdir /usr/lib/criu\n")
+    told = run("podman")
+    assert any("libdir" in todo and str(setup.CRIU[0]) in todo for todo in told["todo"])
+    (folder,) = setup.CRIU[1].read_text().split()[1:]
+    assert [path.name for path in Path(folder).iterdir()] == ["phos_plugin.so"]
+    run("podman", "--undo")
+    assert setup.CRIU[0].read_text() == "libdir /usr/lib/criu\n"
+    assert not setup.CRIU[1].exists()
 
 
 def test_what_others_have_set_stays(etc: Path) -> None:
     setup.DOCKER.parent.mkdir()
     setup.DOCKER.write_text('{"data-root": "/big", "features": {"buildkit": true}}')
     setup.DOCKER.chmod(0o600)
-    assert run("docker")["changed"] == [str(setup.DESCRIPTION), str(setup.DOCKER)]
+    changed = [setup.DESCRIPTION, *setup.CRIU, setup.DOCKER]
+    assert run("docker")["changed"] == list(map(str, changed))
     assert json.loads(setup.DOCKER.read_text()) == {
         "data-root": "/big",
         "features": {"buildkit": True, "cdi": True},

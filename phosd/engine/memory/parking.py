@@ -57,11 +57,16 @@ def park(links: Sequence[HookLink], memory: DeviceMemory, undo: Undo) -> None:
 def detached(links: Sequence[HookLink]) -> Iterator[None]:
     """Have the hooks close their sockets inside, so that CRIU meets none; then reconnect."""
     with Undo() as undo:
-        for link in links:
-            undo.add(_connected, link)
-            point(Point.PARKING_DETACH)
-            link.detach()
+        detach(links, undo)
         yield
+
+
+def detach(links: Sequence[HookLink], undo: Undo) -> None:
+    """Have the hooks close their sockets until they are reached again."""
+    for link in links:
+        undo.add(_connected, link)
+        point(Point.PARKING_DETACH)
+        link.detach()
 
 
 def _connected(link: HookLink) -> None:

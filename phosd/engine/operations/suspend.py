@@ -25,7 +25,7 @@ from phosd.engine.job.progress import Beside, Progress
 from phosd.engine.job.rollback import Undo
 from phosd.engine.memory.dump import MemoryDump
 from phosd.engine.memory.exported import ExportedBlock, distinct, if_alive
-from phosd.engine.memory.parking import own_again, park
+from phosd.engine.memory.parking import detach, own_again, park
 from phosd.engine.memory.reservation import Reservation, require_room
 from phosd.engine.mover.client.mover import Mover
 from phosd.engine.node.gpus import list_gpus
@@ -103,9 +103,9 @@ def suspend(node: Node, pid: int, options: SuspendOptions, progress: Progress) -
     with ExitStack() as job:
         check = claimed(node, job, options.caller)
         group = job.enter_context(discover_group(pid, node.config.runtime_dir, check))
-        parks = may_park(group, "precopy" if options.by_runtime else "auto", progress)
         if options.by_runtime:
-            _require_one_tree(group)
+            _require_what_a_runtime_saves(group)
+        parks = may_park(group, "auto", progress)
         size = sum(b.size for link in group.links for b in link.list_blocks()) if parks else 0
         needs = device_needs(group, parks=parks)
         require_host_memory(context_bytes() * len(group.gpu_pids) if parks else sum(needs.values()))
@@ -143,6 +143,8 @@ def suspend(node: Node, pid: int, options: SuspendOptions, progress: Progress) -
             undo.add(node.suspended.remove, suspended)
             node.suspended.write(suspended)
             movers = memory.movers()
+            if options.by_runtime:
+                detach(group.links, undo)
             undo.forget()
         progress.phase("release", stopped=True)
         try:
@@ -308,8 +310,16 @@ def _room(shelf: Store, where: str, contexts: int) -> int:
     return min(free, available - contexts) if where == "memory" else free
 
 
-def _require_one_tree(group: CheckpointGroup) -> None:
-    """Raise :class:`Unsupported` if the program has processes outside of its container."""
+def _require_what_a_runtime_saves(group: CheckpointGroup) -> None:
+    """Raise :class:`Unsupported` if the program cannot be parked, or has processes outside of its
+    container.
+    """
+    if why_not := group.why_not_parked():
+        raise Unsupported(
+            f"a runtime's checkpoint is not possible: {why_not}",
+            hint="start the container with phosd's hook (`phos setup-container-runtime --help`)",
+            reason=why_not.reason,
+        )
     if len(group.trees) > 1:
         raise Unsupported(
             f"{procfs.describe(group.trees[1].root.pid)} shares device memory with "

@@ -19,7 +19,7 @@ from typing import Any
 
 from phosd.engine.job.progress import Progress
 from phosd.engine.node.suspended import Suspended
-from phosd.engine.system import standstill
+from phosd.engine.system import procfs, standstill
 from phosd.errors import InvalidOption, NoSuchProcess, PhosError
 from phosd.service.jobs.engine import Engine
 from phosd.service.jobs.options import ResumeRequest
@@ -117,7 +117,7 @@ class _Jobs:
     async def bring_back(self, suspended: Suspended) -> PhosError | None:
         """Resume a program as soon as nobody holds it any more. Returns why it stays suspended."""
         try:
-            while suspended.alive and standstill.is_still(suspended.pid):
+            while suspended.alive and _is_held(suspended.pid):
                 await asyncio.sleep(_LOOK_SECONDS)
             if not suspended.alive:
                 return NoSuchProcess(f"process {suspended.pid} has ended")
@@ -248,6 +248,11 @@ class _Talk:
         await asyncio.get_running_loop().sock_sendall(
             self._connection, text.encode(errors="replace")[:_ANSWER_BYTES]
         )
+
+
+def _is_held(pid: int) -> bool:
+    """Return whether CRIU, or the runtime, has not let a process go."""
+    return procfs.traced(pid) or standstill.is_still(pid)
 
 
 def _uid(connection: socket.socket) -> int:

@@ -6,14 +6,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
-
 from phosd.engine.system.native import runtime_plugins
 from tests.node.checkpoint_restore.cycle import Undisturbed
 from tests.node.containers.conftest import place, reached_gpus, undisturbed
 from tests.support import containers
 from tests.support.containers import Contained, Runc
-from tests.support.harness import parse, wait_until
+from tests.support.harness import wait_until
 from tests.support.service import bus
 from tests.system.service.test_end_to_end import phos, phosd
 
@@ -61,3 +59,60 @@ def test_saved_while_it_runs_on_then_ended_and_restored_twice(
             assert (found["state"], found["hook"]) == ("running", "hooked")
             right(target, undisturbed)
             os.kill(runc.pid, 9)
+
+
+def test_without_phosd_a_gpu_program_is_not_saved_and_runs_on(
+    place: Path, undisturbed: Undisturbed
+) -> None:
+    with running(place) as (target, runc):
+        done = runc.checkpoint(place / "image")
+        assert done.returncode != 0
+        assert "phosd does not answer" in (place / "dump.log").read_text()
+        target.more_steps(2)
+        right(target, undisturbed)
+
+
+def test_what_is_left_when_the_checkpoint_fails_runs_on(
+    bus: str, place: Path, undisturbed: Undisturbed
+) -> None:
+    """There is no room for the device memory: CRIU is told, after the program was taken off."""
+    (full := place / "full").mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "full", full], check=True)
+    try:
+        with phosd(bus, place), running(place) as (target, runc):
+            assert runc.checkpoint(full / "image").returncode != 0
+            assert "No space left on device" in (place / "dump.log").read_text()
+            target.more_steps(2)
+            right(target, undisturbed)
+    finally:
+        subprocess.run(["umount", full], check=True)
+
+
+def test_a_restore_without_its_memory_fails(
+    bus: str, place: Path, undisturbed: Undisturbed
+) -> None:
+    """Without phosd, or with damaged memory: nothing is left that looks restored."""
+    with running(place) as (target, runc):
+        with phosd(bus, place):
+            succeeded(runc.checkpoint(place / "image"), place)
+            wait_until(lambda: target.process.poll() is not None, "the container to end")
+        position = target.position()
+        runc.delete()
+        done = runc.restore(place / "image")
+        assert done.returncode != 0
+        assert "phosd's to load" in (place / "restore.log").read_text()
+        runc.delete()
+        with phosd(bus, place):
+            (manifest,) = (place / "image").glob("phos-*/manifest.json")
+            whole = manifest.read_bytes()
+            manifest.write_bytes(whole.replace(b'"suspend"', b'"suspenD"'))
+            os.truncate(target.log, position)
+            assert runc.restore(place / "image").returncode != 0
+            assert "seal is broken" in (place / "restore.log").read_text()
+            runc.delete()
+            manifest.write_bytes(whole)
+            os.truncate(target.log, position)
+            succeeded(runc.restore(place / "image"), place)
+            target.first = runc.pid
+            target.wait_for_steps(2, since=position)
+            right(target, undisturbed)

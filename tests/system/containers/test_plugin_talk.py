@@ -1,0 +1,91 @@
+"""What a runtime's CRIU asks of phosd, asked here without one: whoever dies, the program runs."""
+
+import os
+import signal
+import socket
+from pathlib import Path
+
+import pytest
+
+from phosd.service.tasks.runtime_checkpoints import SOCKET
+from tests.node.checkpoint_restore.cycle import Undisturbed, computes_right
+from tests.node.containers.conftest import place, undisturbed
+from tests.support.harness import Target, running, start
+from tests.support.service import bus
+from tests.system.service.test_end_to_end import phos, phosd
+
+__all__ = ["bus", "place", "undisturbed"]
+
+
+def connected(place: Path) -> socket.socket:
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    connection.connect(str(place / "run" / SOCKET))
+    connection.settimeout(30)
+    return connection
+
+
+def ask(connection: socket.socket, text: str, folder: Path | None = None) -> str:
+    """Send a request, with a folder if it is the first one; the answer."""
+    if folder is None:
+        connection.send(text.encode())
+    else:
+        folder.mkdir(exist_ok=True)
+        descriptor = os.open(folder, os.O_RDONLY)
+        socket.send_fds(connection, [text.encode()], [descriptor])
+        os.close(descriptor)
+    return connection.recv(5000).decode()
+
+
+def state(bus: str, place: Path, target: Target) -> object:
+    return next(row["state"] for row in phos(bus, place, "ps") if row["pid"] == target.pid)
+
+
+@pytest.mark.parametrize("requests", [[], ["save"], ["save", "end"]])
+def test_criu_has_gone(
+    requests: list[str], bus: str, place: Path, undisturbed: Undisturbed
+) -> None:
+    target = start("single", place, runtime=place / "run")
+    try:
+        with phosd(bus, place):
+            target.wait_for_steps(2)
+            connection = connected(place)
+            assert ask(connection, f"pause {target.pid}", place / "image") == "paused"
+            assert state(bus, place, target) == "suspended"
+            for request in requests:
+                assert not ask(connection, request).startswith("error")
+            assert bool([*(place / "image").glob("phos-*/manifest.json")]) == bool(requests)
+            connection.close()
+            computes_right(target, undisturbed)
+            assert state(bus, place, target) == "running"
+    finally:
+        target.kill()
+
+
+def test_phosd_has_gone(bus: str, place: Path, undisturbed: Undisturbed) -> None:
+    """The next one brings the program back."""
+    target = start("single", place, runtime=place / "run")
+    try:
+        with pytest.raises(AssertionError), phosd(bus, place) as daemon:
+            target.wait_for_steps(2)
+            connection = connected(place)
+            assert ask(connection, f"pause {target.pid}", place / "image") == "paused"
+            daemon.send_signal(signal.SIGKILL)
+            assert connection.recv(5000) == b""
+        with phosd(bus, place):
+            computes_right(target, undisturbed)
+    finally:
+        target.kill()
+
+
+def test_what_makes_no_sense_is_refused(bus: str, place: Path) -> None:
+    with phosd(bus, place):
+        connection = connected(place)
+        for request in ("save", "end", "await", "pause", "pause -1", "restored 1", "\x00"):
+            assert ask(connection, request).startswith("error"), request
+        with running(["sleep", "60"]) as other:
+            assert ask(connection, f"restored {other.pid}", place / "image") == "nothing"
+            assert ask(connection, f"pause {other.pid}") == "nothing"
+            other.kill()
+        assert ask(connection, "pause 4194304").startswith("error")
+        connection.close()
+        assert (place / "run" / SOCKET).stat().st_mode & 0o777 == 0o600
