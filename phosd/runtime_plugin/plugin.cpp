@@ -64,7 +64,7 @@ bool connect_to_phosd() {
     const char* folder = secure_getenv("PHOS_RUNTIME_DIR");
     sockaddr_un address{};
     address.sun_family = AF_UNIX;
-    const int length = snprintf(address.sun_path, sizeof address.sun_path, "%s/criu.sock",
+    const int length = snprintf(address.sun_path, sizeof address.sun_path, "%s/runtime.sock",
                                 folder && *folder ? folder : kDefaultFolder);
     if (length < 0 || static_cast<size_t>(length) >= sizeof address.sun_path) return false;
     peer = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);

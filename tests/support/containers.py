@@ -67,6 +67,15 @@ def shared(place: Path) -> Path:
     return folder
 
 
+def software_gpus() -> Path:
+    """The folder where software GPUs keep their accounts, which containers see, too."""
+    folder = Path(os.environ.get("PHOS_SOFTGPU_DIR") or "/dev/shm/phos-softgpu")
+    if not folder.exists():
+        folder.mkdir()
+        folder.chmod(0o1777)
+    return folder
+
+
 def rootfs(place: Path) -> Path:
     """An empty file system with the links that Debian has in its root."""
     root = place / "rootfs"
@@ -110,7 +119,8 @@ def run_by_runc(
     process["env"] = [f"{name}={value}" for name, value in environment(place).items()]
     spec["root"] = {"path": str(rootfs(place)), "readonly": False}
     spec["mounts"] += [bound(source, "ro") for source in _READ_ONLY]
-    spec["mounts"] += [bound(shared(place), "rw"), HOOK_FOLDER, *more]
+    spec["mounts"] += [bound(path, "rw") for path in (shared(place), software_gpus())]
+    spec["mounts"] += [HOOK_FOLDER, *more]
     spec["mounts"] = [each for each in spec["mounts"] if each["type"] not in ("sysfs", "cgroup")]
     linux["namespaces"] = [each for each in linux["namespaces"] if each["type"] != "network"]
     if user_namespace:
@@ -191,7 +201,8 @@ def run_by_podman(program: str, place: Path, device: str) -> Iterator[Contained]
     name = f"phos-test-{secrets.token_hex(4)}"
     line = ["podman", *podman, "run", "--rm", f"--name={name}", f"--pidfile={place / 'pid'}"]
     line += ["--network=host", f"--device={device}", *limits, *binds, *variables]
-    line += [f"--volume={shared(place)}:{shared(place)}", "--rootfs", str(rootfs(place))]
+    line += [f"--volume={path}:{path}" for path in (shared(place), software_gpus())]
+    line += ["--rootfs", str(rootfs(place))]
     end = ["podman", *podman, "rm", "--force", "--ignore", name]
     with _running([*line, *command(program, place)], end, program, place) as target:
         yield target

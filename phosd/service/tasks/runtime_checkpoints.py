@@ -27,7 +27,7 @@ from phosd.service.jobs.table import Job, JobTable, Outcome, Task
 from phosd.service.process_identity import Target, identify, program, require_same
 from phosd.service.tasks.checkpoints import claim_of, named, require_free_tree
 
-SOCKET = "criu.sock"
+SOCKET = "runtime.sock"
 MOST = 64
 """Most runtimes that are served at a time."""
 _REQUEST_BYTES = 64

@@ -20,12 +20,3 @@ def place() -> Iterator[Path]:
     yield folder
     containers.unmount_below(folder)
     shutil.rmtree(folder)
-
-
-@pytest.fixture(autouse=True)
-def reached_gpus(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where software GPUs keep their accounts: in the folder that containers see."""
-    folder = containers.shared(place) / "softgpu"
-    folder.mkdir()
-    folder.chmod(0o1777)
-    monkeypatch.setenv("PHOS_SOFTGPU_DIR", str(folder))

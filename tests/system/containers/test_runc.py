@@ -8,14 +8,14 @@ from pathlib import Path
 
 from phosd.engine.system.native import runtime_plugins
 from tests.node.checkpoint_restore.cycle import Undisturbed
-from tests.node.containers.conftest import place, reached_gpus, undisturbed
+from tests.node.containers.conftest import place, undisturbed
 from tests.support import containers
 from tests.support.containers import Contained, Runc
 from tests.support.harness import wait_until
 from tests.support.service import bus
 from tests.system.service.test_end_to_end import phos, phosd
 
-__all__ = ["bus", "place", "reached_gpus", "undisturbed"]
+__all__ = ["bus", "place", "undisturbed"]
 
 LIBDIR = f"libdir {runtime_plugins()}\n"
 
