@@ -229,12 +229,12 @@ def test_a_process_gets_no_more_tables_than_it_may_hold(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kernel_analysis, "LOOK_SECONDS", 0)
-    monkeypatch.setattr(kernel_analysis, "_MOST_GIVEN_BYTES", 1000)
+    monkeypatch.setattr(kernel_analysis, "_MOST_GIVEN_BYTES", 500)
     analysis = KernelAnalysis(stage.node, LIMITS)
-    for number in range(20):
+    for number in range(6):
         stage.launch(stage.load(f"m{number}", b"module %d" % number), ("one", 1))
         until_idle(analysis)
-    assert 0 < len(stage.given) < 10 and len(stage.asked) == 20
+    assert 0 < len(stage.given) < 6 and len(stage.asked) == 6
 
 
 def test_a_process_is_asked_at_intervals_or_if_somebody_waits(stage: Stage) -> None:

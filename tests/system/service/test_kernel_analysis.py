@@ -61,7 +61,7 @@ def test_kernels_are_analysed_once_for_all_users(bus: str, folder: Path) -> None
             interpreter = (*AS_STRANGER, sys.executable)
             theirs = start("single", folder, runtime=folder / "run", interpreter=interpreter)
             theirs.wait_for_steps(2)
-            rows = phos(bus, folder, "analyse", str(theirs.pid))
+            rows = phos(bus, folder, "analyse", str(theirs.pid), "--seconds", "1")
             assert {str(row["kernel"]): row["roles"] for row in rows}["advance"] == {"0": "both"}
             assert {path.name: path.stat().st_ino for path in entries.iterdir()} == stamps
 
@@ -95,7 +95,7 @@ def test_without_tools_all_else_works(bus: str, folder: Path) -> None:
             target.wait_for_steps(2)
             saved = phos(bus, folder, "checkpoint", str(target.pid), "--mode", "stop")[-1]
             assert saved["state"] == "done"
-            rows = phos(bus, folder, "analyse", str(target.pid))
+            rows = phos(bus, folder, "analyse", str(target.pid), "--seconds", "1")
             assert rows and {row["state"] for row in rows} == {"no-tool"}
             assert "is not installed" in str(rows[0]["reason"])
         finally:
