@@ -46,16 +46,16 @@ def be_idle() -> None:
 
 def limit(seconds: int, memory: int, output: int) -> None:
     """Use no more than this: processor seconds, bytes of address space and of each file."""
-    for name, value in (
-        (resource.RLIMIT_CPU, seconds),
-        (resource.RLIMIT_AS, memory),
-        (resource.RLIMIT_FSIZE, output),
-        (resource.RLIMIT_CORE, 0),
-        (resource.RLIMIT_NOFILE, 64),
+    for name, value, more in (
+        (resource.RLIMIT_CPU, seconds, 5),  # SIGXCPU comes before SIGKILL, and tells why
+        (resource.RLIMIT_AS, memory, 0),
+        (resource.RLIMIT_FSIZE, output, 0),
+        (resource.RLIMIT_CORE, 0, 0),
+        (resource.RLIMIT_NOFILE, 64, 0),
     ):
-        hard = resource.getrlimit(name)[1]
-        least = value if hard == resource.RLIM_INFINITY else min(value, hard)
-        resource.setrlimit(name, (least, least))
+        most = resource.getrlimit(name)[1]
+        hard = value + more if most == resource.RLIM_INFINITY else min(value + more, most)
+        resource.setrlimit(name, (min(value, hard), hard))
 
 
 def confine() -> None:

@@ -125,7 +125,7 @@ def test_how_it_may_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Each is a state with a name, and is remembered."""
-    limit = "import resource; resource.setrlimit(resource.RLIMIT_CPU, (1, 1))\n"
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_CPU, (1, 20))\n"
     worker(monkeypatch, tmp_path, limit * text.startswith("while") + text)
     analyser.module_seconds = 1
     with Module.of(b"any") as module:
@@ -223,5 +223,5 @@ say(done=True)
     denied = "Operation not permitted"
     assert said[1:] == (
         *(str(os.SCHED_IDLE), "Permission denied", denied, denied),
-        *(str((analyser.module_seconds,) * 2), denied),
+        *(str((analyser.module_seconds, analyser.module_seconds + 5)), denied),
     )
