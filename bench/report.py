@@ -97,7 +97,7 @@ def slowdowns(series: Sequence[Row]) -> str:
     lines = [
         "| series | drain (s) | stolen before, in and after it (s) | slowdown while draining"
         " | iterations wholly in it: count, slower by | threads waited (s)"
-        " | a look: mean, median (µs) |",
+        " | a look: mean, median, p99.9 (µs) |",
         "| --- |" + " ---: |" * 6,
     ]
     for line in series:
@@ -146,7 +146,11 @@ def _looks(details: Sequence[Row]) -> tuple[str, str]:
         return f"{waited:.3f}", ""
     mean = sum(one["looked_seconds"] for one in details) / submissions * 1e6
     median = statistics.median(one["look_median_seconds"] for one in details) * 1e6
-    return f"{waited:.3f}", f"{mean:.2f}, {median:.2f}"
+    told = f"{mean:.2f}, {median:.2f}"
+    slowest = [one["look_p999_seconds"] for one in details if "look_p999_seconds" in one]
+    if slowest:  # an older phosd has not recorded it
+        told += f", {max(slowest) * 1e6:.2f}"
+    return f"{waited:.3f}", told
 
 
 def _stolen(done: Sequence[Row]) -> list[float]:

@@ -62,7 +62,7 @@ PHOS_EXPORT void phos_board_read(View* view, uint32_t first, uint32_t count, uin
     }
 }
 
-PHOS_EXPORT void phos_board_statistics(View* view, uint64_t numbers[8]) {
+PHOS_EXPORT void phos_board_statistics(View* view, uint64_t numbers[9]) {
     const auto& header = view->header();
     const auto read = [](const auto& counter) { return counter.load(std::memory_order_relaxed); };
     numbers[0] = read(header.submissions);
@@ -74,11 +74,17 @@ PHOS_EXPORT void phos_board_statistics(View* view, uint64_t numbers[8]) {
     numbers[6] = read(header.touches);
     uint64_t counted = 0;
     for (const auto& looks : header.looks) counted += read(looks);
-    uint64_t below = 0;
-    uint32_t bucket = 0;
-    while (bucket + 1 < kLookBuckets && (below += read(header.looks[bucket])) * 2 < counted)
-        ++bucket;
-    numbers[7] = (look_floor(bucket) + look_floor(bucket + 1)) / 2;
+    // The middle of the bucket up to which there are so many of a thousand.
+    const auto quantile = [&](uint64_t wanted) {
+        uint64_t below = 0;
+        uint32_t bucket = 0;
+        while (bucket + 1 < kLookBuckets &&
+               (below += read(header.looks[bucket])) * 1000 < counted * wanted)
+            ++bucket;
+        return (look_floor(bucket) + look_floor(bucket + 1)) / 2;
+    };
+    numbers[7] = quantile(500);
+    numbers[8] = quantile(999);
 }
 
 PHOS_EXPORT uint32_t phos_board_phase(View* view) {

@@ -26,6 +26,7 @@ class Figures(msgspec.Struct, omit_defaults=True):
     submissions: int | None = None
     looked_seconds: float | None = None
     look_median_seconds: float | None = None
+    look_p999_seconds: float | None = None
     waits: int | None = None
     waited_seconds: float | None = None
     wrong_chunks: int | None = None
