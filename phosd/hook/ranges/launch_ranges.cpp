@@ -193,7 +193,8 @@ class Search {
 
 // Results of launches, by all that they depend on. Read without a lock: a reader that sees the
 // sequence change has read a part of something else.
-constexpr size_t kSlots = 1024;  // a power of two
+constexpr size_t kSets = 512;  // a power of two
+constexpr size_t kWays = 4;
 constexpr uint32_t kMostCompared = 48;
 constexpr size_t kKeyWords = 4 + kMostCompared;
 constexpr size_t kRangeWords = 3;
@@ -203,7 +204,8 @@ struct alignas(64) Slot {
     std::atomic<uint32_t> sequence;  // odd: it is being written
     std::atomic<uint64_t> words[kKeyWords + kFoundWords];
 };
-Slot slots[kSlots];
+Slot slots[kSets][kWays];
+size_t replaced = 0;  // guarded by the mutex
 
 class Memory {
   public:
@@ -219,69 +221,81 @@ class Memory {
             hash = (hash ^ key_[i]) * 0x9E37'79B9'7F4A'7C15u;
             hash ^= hash >> 32;
         }
-        slot_ = &slots[hash & (kSlots - 1)];
+        set_ = slots[hash & (kSets - 1)];
     }
 
     bool recall(Accesses* found) const {
-        if (!slot_) return false;
-        const uint32_t sequence = slot_->sequence.load(std::memory_order_acquire);
+        if (!set_) return false;
+        for (const Slot* one = set_; one != set_ + kWays; ++one)
+            if (recall(*one, found)) return true;
+        return false;
+    }
+
+    // Needs the mutex.
+    void remember(const Accesses& found) const {
+        if (!set_) return;
+        Slot* slot = &set_[replaced++ % kWays];
+        for (Slot* one = set_; one != set_ + kWays; ++one)
+            if (!one->sequence.load(std::memory_order_relaxed)) slot = one;
+        const uint32_t sequence = slot->sequence.load(std::memory_order_relaxed);
+        slot->sequence.store(sequence + 1, std::memory_order_relaxed);
+        for (size_t i = 0; i < 4 + compared_; ++i) put(slot, i, key_[i]);
+        size_t at = kKeyWords;
+        put(slot, at++,
+            found.unknown | found.anywhere << 8 | found.widened << 16 |
+                uint64_t{found.range_count} << 24 | uint64_t{found.origin_count} << 32);
+        for (uint32_t i = 0; i < found.origin_count; ++i)
+            put(slot, at++, uint64_t{found.origins[i].input} << 32 | found.origins[i].use);
+        at = kKeyWords + 1 + Accesses::kMostOrigins;
+        for (uint32_t i = 0; i < found.range_count; ++i) {
+            const Range& range = found.ranges[i];
+            put(slot, at++, range.begin);
+            put(slot, at++, range.length);
+            put(slot, at++, uint64_t{range.base} << 32 | range.use);
+        }
+        slot->sequence.store(sequence + 2, std::memory_order_release);
+    }
+
+  private:
+    bool recall(const Slot& slot, Accesses* found) const {
+        const uint32_t sequence = slot.sequence.load(std::memory_order_acquire);
         if (sequence & 1) return false;
         for (size_t i = 0; i < 4 + compared_; ++i)
-            if (word(i) != key_[i]) return false;
+            if (word(slot, i) != key_[i]) return false;
         size_t at = kKeyWords;
-        const uint64_t head = word(at++);
+        const uint64_t head = word(slot, at++);
         found->unknown = head & table::kUses;
         found->anywhere = head >> 8 & table::kUses;
         found->widened = head >> 16 & table::kUses;
         found->range_count = std::min<uint32_t>(head >> 24 & 0xFF, Accesses::kMostRanges);
         found->origin_count = std::min<uint32_t>(head >> 32 & 0xFF, Accesses::kMostOrigins);
         for (uint32_t i = 0; i < found->origin_count; ++i) {
-            const uint64_t packed = word(at++);
+            const uint64_t packed = word(slot, at++);
             found->origins[i] = {static_cast<uint32_t>(packed >> 32),
                                  static_cast<uint32_t>(packed)};
         }
         at = kKeyWords + 1 + Accesses::kMostOrigins;
         for (uint32_t i = 0; i < found->range_count; ++i) {
             Range& range = found->ranges[i];
-            range.begin = word(at++);
-            range.length = word(at++);
-            const uint64_t packed = word(at++);
+            range.begin = word(slot, at++);
+            range.length = word(slot, at++);
+            const uint64_t packed = word(slot, at++);
             range.base = static_cast<uint32_t>(packed >> 32);
             range.use = static_cast<uint32_t>(packed);
         }
-        return slot_->sequence.load(std::memory_order_relaxed) == sequence;
+        return slot.sequence.load(std::memory_order_relaxed) == sequence;
     }
 
-    // Needs the mutex.
-    void remember(const Accesses& found) const {
-        if (!slot_) return;
-        const uint32_t sequence = slot_->sequence.load(std::memory_order_relaxed);
-        slot_->sequence.store(sequence + 1, std::memory_order_relaxed);
-        for (size_t i = 0; i < 4 + compared_; ++i) put(i, key_[i]);
-        size_t at = kKeyWords;
-        put(at++, found.unknown | found.anywhere << 8 | found.widened << 16 |
-                      uint64_t{found.range_count} << 24 | uint64_t{found.origin_count} << 32);
-        for (uint32_t i = 0; i < found.origin_count; ++i)
-            put(at++, uint64_t{found.origins[i].input} << 32 | found.origins[i].use);
-        at = kKeyWords + 1 + Accesses::kMostOrigins;
-        for (uint32_t i = 0; i < found.range_count; ++i) {
-            const Range& range = found.ranges[i];
-            put(at++, range.begin);
-            put(at++, range.length);
-            put(at++, uint64_t{range.base} << 32 | range.use);
-        }
-        slot_->sequence.store(sequence + 2, std::memory_order_release);
-    }
-
-  private:
     // In this order: the sequence is read again after the words, and written before them.
-    uint64_t word(size_t at) const { return slot_->words[at].load(std::memory_order_acquire); }
-    void put(size_t at, uint64_t value) const {
-        slot_->words[at].store(value, std::memory_order_release);
+    static uint64_t word(const Slot& slot, size_t at) {
+        return slot.words[at].load(std::memory_order_acquire);
+    }
+    static void put(Slot* slot, size_t at, uint64_t value) {
+        slot->words[at].store(value, std::memory_order_release);
     }
 
     const uint32_t compared_;
-    Slot* slot_ = nullptr;
+    Slot* set_ = nullptr;
     uint64_t key_[kKeyWords];
 };
 
