@@ -46,6 +46,7 @@ class Contained(harness.Target):
 
     first: int = 0
     runc: "Runc | None" = None
+    podman: "Podman | None" = None
 
     @property
     def pid(self) -> int:
@@ -79,7 +80,7 @@ def software_gpus() -> Path:
 def rootfs(place: Path) -> Path:
     """An empty file system with the links that Debian has in its root."""
     root = place / "rootfs"
-    for name in ("usr", "etc", "proc", "sys", "dev", "run", "tmp"):
+    for name in ("usr", "etc", "proc", "sys", "dev", "run", "tmp", "opt"):
         (root / name).mkdir(parents=True)
     for name in _LINKS:
         (root / name).symlink_to(f"usr/{name}")
@@ -188,24 +189,55 @@ class Runc:
 
 
 @contextmanager
-def run_by_podman(program: str, place: Path, device: str) -> Iterator[Contained]:
-    """Run a target program with podman, which gives it a device, and with it the hook."""
-    # Of /usr it gets a copy in which mounts can be made, as in an image of its own.
-    binds = [f"--volume={source}:{source}:{_how(source)}" for source in _READ_ONLY]
+def run_by_podman(program: str, place: Path, device: str, criu: str = "") -> Iterator[Contained]:
+    """Run a target program with podman, which gives it a device, and with it the hook. ``criu`` is
+    what the settings of its CRIU say.
+    """
+    binds = [f"--volume={source}:{source}:ro" for source in _READ_ONLY]
+    binds += [f"--volume={path}:{path}" for path in (shared(place), software_gpus())]
     env = environment(place)
     del env["LD_PRELOAD"]  # which the device gives it
     variables = [f"--env={name}={env[name]}" for name in sorted(env)]
-    podman = [f"--root={place / 'storage'}", f"--runroot={place / 'running'}", "--runtime=runc"]
-    podman += [f"--tmpdir={place / 'libpod'}", "--storage-driver=vfs", "--cgroup-manager=cgroupfs"]
     limits = ["--ulimit=nofile=1024:1024", "--ulimit=nproc=4096:4096"]
-    name = f"phos-test-{secrets.token_hex(4)}"
-    line = ["podman", *podman, "run", "--rm", f"--name={name}", f"--pidfile={place / 'pid'}"]
+    (place / "criu.conf").write_text(criu)
+    podman = Podman(place, f"phos-test-{secrets.token_hex(4)}")
+    line = [*podman.words, "run", f"--name={podman.name}", f"--pidfile={place / 'pid'}"]
     line += ["--network=host", f"--device={device}", *limits, *binds, *variables]
-    line += [f"--volume={path}:{path}" for path in (shared(place), software_gpus())]
-    line += ["--rootfs", str(rootfs(place))]
-    end = ["podman", *podman, "rm", "--force", "--ignore", name]
+    line += [f"--annotation=org.criu.config={place / 'criu.conf'}", "--rootfs", str(rootfs(place))]
+    end = [*podman.words, "rm", "--force", "--ignore", podman.name]
     with _running([*line, *command(program, place)], end, program, place) as target:
+        target.podman = podman
         yield target
+
+
+@dataclass(frozen=True)
+class Podman:
+    """A container of podman's, in a store of its own; it asks phosd where that of ``place`` is."""
+
+    place: Path
+    name: str
+
+    @property
+    def words(self) -> list[str]:
+        folders = {"root": "storage", "runroot": "running", "tmpdir": "libpod"}
+        given = [f"--{option}={self.place / folder}" for option, folder in folders.items()]
+        return ["podman", *given, *["--runtime=runc", "--storage-driver=vfs"],
+                "--cgroup-manager=cgroupfs"]  # fmt: skip
+
+    def container(self, *words: str) -> None:
+        """Run ``podman container``, with phosd's folder at its usual place: podman passes no
+        environment on.
+        """
+        script = 'mkdir -p /run/phos; mount --bind "$0" /run/phos; exec "$@"'
+        before = ["unshare", "--mount", "sh", "-ec", script, str(self.place / "run")]
+        path = f"{Criu.find().path.parent}:{os.environ['PATH']}"
+        done = subprocess.run(
+            [*before, *self.words, "container", *words, self.name],
+            env=os.environ | {"PATH": path},
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr
 
 
 @contextmanager
@@ -240,10 +272,6 @@ def _pid(runtime: "subprocess.Popen[str]", place: Path) -> str:
     assert runtime.poll() is None, f"the runtime ended with {runtime.returncode}"
     path = place / "pid"
     return path.read_text() if path.exists() else ""
-
-
-def _how(source: str) -> str:
-    return "O" if source == "/usr" else "ro"
 
 
 def bound(source: object, access: str) -> dict[str, object]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from phosd.cli.setup_container_runtime import description
+from phosd.cli import setup_container_runtime as setup
 from phosd.engine.job.progress import Progress
 from phosd.engine.node.node import Node
 from phosd.engine.operations.resume import ResumeOptions, resume
@@ -24,9 +24,12 @@ FOLDER = Path("/run/cdi")
 
 
 @pytest.fixture
-def device() -> Iterator[str]:
-    """A device as the command describes it, by a name of its own."""
-    made = description(hook_library())
+def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A device as the command describes it, by a name of its own. The hook has another place in the
+    container: /usr is the machine's, where nothing can be mounted.
+    """
+    monkeypatch.setattr(setup, "_HOOK", "/opt/phos/libphos_hook.so")
+    made = setup.description(hook_library())
     made["kind"] = f"phos.io/test-{secrets.token_hex(4)}"
     FOLDER.mkdir(exist_ok=True)
     file = FOLDER / f"{made['kind'].replace('/', '-')}.json"
