@@ -1,0 +1,135 @@
+"""Measure for how long a program stands still while a container's runtime saves it.
+
+    python -m bench.runtime [--count N] [--state DIR] -- PROGRAM [ARGUMENTS]
+
+PROGRAM is one of ``bench/programs``, under the hook. It is saved by CRIU as a runtime runs it, with
+phosd's plugin, and let run on (``criu dump --leave-running``; the same without a container, since
+runc cannot start everywhere); and, to compare with, by ``phos checkpoint --mode stop``. ``stood_s``
+is the longest time between two lines that the program printed, less the usual time; ``command_s``
+what the command took. At last CRIU ends it and restores it, and it must compute on what it would
+have. Prints one JSON object.
+"""
+
+import argparse
+import os
+import shutil
+import statistics
+import subprocess
+import time
+from collections.abc import Callable
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from bench.stage import Failed, Phos, Shown, add_options, end_tree, run, wait_until, words_of
+from phosd.engine.criu.program import Criu
+from phosd.engine.system import procfs
+from phosd.engine.system.native import runtime_plugins
+
+_USUAL = 8
+"""Lines by which the usual time is known."""
+
+
+def _ends(shown: Shown, since: int = 0) -> list[float]:
+    """Return when each iteration ended, in seconds of the program's clock."""
+    return [float(words[3]) for words in shown.lines(since) if len(words) == 4]
+
+
+def _await(shown: Shown, more: int) -> None:
+    goal = len(shown.steps()) + more
+    wait_until(lambda: len(shown.steps()) >= goal, f"{more} iterations")
+
+
+def _around(shown: Shown, command: Callable[[], object]) -> dict[str, float]:
+    """Run a command beside the program."""
+    _await(shown, _USUAL)
+    first = len(shown.lines()) - _USUAL
+    began = time.monotonic()
+    command()
+    took = time.monotonic() - began
+    _await(shown, 3)
+    ends = _ends(shown, first)
+    between = [later - earlier for earlier, later in pairwise(ends)]
+    usual = statistics.median(between)
+    return {
+        "command_s": round(took, 3),
+        "usual_s": round(usual, 4),
+        "stood_s": round(max(between) - usual, 3),
+    }
+
+
+class _Runtime:
+    """CRIU, with the options of a runtime. Its folder is where the images are to be."""
+
+    def __init__(self, folder: Path, environment: dict[str, str]) -> None:
+        self._folder = folder
+        self._environment = os.environ | environment
+
+    def dump(self, pid: int, name: str, *words: str) -> Path:
+        """Save a tree; return the folder of the image."""
+        images = self._folder / name
+        images.mkdir()
+        self._run(images, "dump", "--tree", str(pid), *words)
+        return images
+
+    def restore(self, images: Path) -> None:
+        self._run(images, "restore", "--restore-detached")
+
+    def _run(self, images: Path, action: str, *words: str) -> None:
+        done = subprocess.run(
+            [Criu.find().path, action, "--images-dir", images, "--log-file", f"{action}.log",
+             "--libdir", runtime_plugins(), "--tcp-established", "--ext-unix-sk", "--file-locks",
+             "--timeout", "60", "-v2", *words],
+            env=self._environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )  # fmt: skip
+        if done.returncode:
+            log = images / f"{action}.log"
+            said = log.read_text(errors="replace")[-2000:] if log.exists() else ""
+            raise Failed(f"criu {action} failed: {done.stderr}{said}")
+
+
+def measure(arguments: argparse.Namespace, folder: Path, report: dict[str, Any]) -> None:
+    """Fill the report."""
+    report |= {"by_runtime": [], "by_phosd": []}
+    with Phos(folder, folder / "state", f'memory_tier = "{arguments.memory_tier}"\n') as phos:
+        pid, output = phos.run(words_of(arguments.program))
+        shown = Shown(output)
+        (images := folder / "runtime").mkdir()
+        runtime = _Runtime(images, phos.environment)
+        try:
+            for number in range(arguments.count):
+                ways: dict[str, Callable[[], object]] = {
+                    "by_phosd": partial(phos.do, "checkpoint", str(pid), "--mode", "stop"),
+                    "by_runtime": partial(runtime.dump, pid, str(number), "--leave-running"),
+                }
+                for way, command in ways.items():
+                    report[way].append(_around(shown, command))
+                shutil.rmtree(images / str(number))
+            last = runtime.dump(pid, "last")
+            wait_until(lambda: not Path(f"/proc/{pid}").exists(), "the pid to be free")
+            began = time.monotonic()
+            runtime.restore(last)
+            report["restore_s"] = round(time.monotonic() - began, 3)
+            _await(shown, 3)
+        finally:
+            if procfs.process_id(pid) is not None:
+                end_tree(pid)
+        numbers = [step.number for step in shown.steps()]
+        if numbers != list(range(numbers[0], numbers[0] + len(numbers))):
+            raise Failed("the restored program did not go on where it was")
+
+
+def main() -> None:
+    """Print one JSON object."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--count", type=int, default=3)
+    add_options(parser)
+    run(measure, parser.parse_args(), {})
+
+
+if __name__ == "__main__":
+    main()
