@@ -27,10 +27,12 @@ def sees(pid: int, uuid: str) -> bool:
 
     Whether the container's cgroup allows it cannot be asked.
     """
-    path = device_of(uuid)
-    if not path or not containers.is_apart(pid):
+    if not containers.is_apart(pid) or not (path := device_of(uuid)):
         return True
-    here = Path(path).stat().st_rdev
+    try:
+        here = Path(path).stat().st_rdev
+    except FileNotFoundError:  # there is nothing to compare with
+        return True
     with containers.opened(pid, path) as found:
         status = None if found is None else os.fstat(found)
     return status is not None and stat.S_ISCHR(status.st_mode) and status.st_rdev == here
