@@ -7,22 +7,19 @@ ORDERS is JSON (:class:`Orders`), the others are descriptors: of the process's m
 folder, and of the file for the copy. It exits with 1 for what cannot be read, and may be killed.
 """
 
-import ctypes
 import errno
 import os
 import stat
-import struct
 import sys
 
 import msgspec
 
 from phosd.engine.analysis import cage
+from phosd.engine.system.in_root import place_in_root
 from phosd.engine.system.privileges import become
 
 _PIECE = 4 << 20
 _PROCESSOR_SECONDS = 30
-_OPENAT2 = 437
-_NO_MAGIC_LINKS, _IN_ROOT = 0x02, 0x10  # RESOLVE_*
 
 
 class Orders(msgspec.Struct, frozen=True):
@@ -58,17 +55,11 @@ def main() -> None:
 
 def _opened(root: int, path: str, size: int) -> int:
     """Open a plain file of a size, as the process would. Raises :class:`OSError`."""
-    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-    how = struct.pack("<3Q", flags, 0, _IN_ROOT | _NO_MAGIC_LINKS)
-    libc = ctypes.CDLL(None, use_errno=True)
-    file: int = libc.syscall(_OPENAT2, root, os.fsencode(path), how, len(how))
-    if file < 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
-    status = os.fstat(file)
+    place = place_in_root(root, path, links=True)
+    status = os.fstat(place)
     if not stat.S_ISREG(status.st_mode) or status.st_size != size:
         raise OSError(errno.ESTALE, "it is another file now")
-    return file
+    return os.open(f"/proc/self/fd/{place}", os.O_RDONLY | os.O_NOCTTY | os.O_CLOEXEC)
 
 
 def _copy(source: int, offset: int, size: int, copy: int) -> None:

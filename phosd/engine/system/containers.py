@@ -5,14 +5,11 @@ and, for its hook, a folder in memory of its own (docs/operate/containers.md). A
 has in its file systems is its root's, who need not be ours: it is looked at, and not believed.
 """
 
-import ctypes
-import functools
 import itertools
 import json
 import os
 import re
 import stat
-import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
@@ -20,10 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from phosd.engine.system import cgroups, procfs
-
-_OPENAT2 = 437
-_HOW = struct.Struct("=QQQ")
-_NO_MAGICLINKS, _NO_SYMLINKS, _IN_ROOT = 0x02, 0x04, 0x10
+from phosd.engine.system.in_root import place_in_root
 
 _ID = "[0-9a-f]{64}"
 _OF_RUNTIMES = (
@@ -151,12 +145,12 @@ def opened(pid: int, path: str) -> Iterator[int | None]:
 
     No link is followed: the container may have made it, and it may lead anywhere.
     """
-    flags = os.O_PATH | os.O_CLOEXEC
+    flags = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
     found = None
     with suppress(OSError):  # it has ended, or its container has something else on the way there
-        root = os.open(procfs.PROC / str(pid) / "root", flags | os.O_DIRECTORY)
+        root = os.open(procfs.PROC / str(pid) / "root", flags)
         try:
-            found = _openat2(root, path.lstrip("/"), flags)
+            found = place_in_root(root, path)
         finally:
             os.close(root)
     try:
@@ -181,17 +175,3 @@ def _device_of_memory(pid: int, folder: str) -> int | None:
             whole = root == "/" and after.split()[0] == "tmpfs"
             device = os.makedev(major, minor) if whole else None
     return device
-
-
-def _openat2(root: int, path: str, flags: int) -> int:
-    how = _HOW.pack(flags, 0, _IN_ROOT | _NO_SYMLINKS | _NO_MAGICLINKS)
-    found: int = _libc().syscall(_OPENAT2, root, os.fsencode(path), how, len(how))
-    if found < 0:
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code), path)
-    return found
-
-
-@functools.cache
-def _libc() -> ctypes.CDLL:
-    return ctypes.CDLL(None, use_errno=True)
