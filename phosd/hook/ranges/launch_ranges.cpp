@@ -13,7 +13,7 @@ using table::kNone;
 constexpr uint32_t kMostCases = 32;
 constexpr uint32_t kMostChoices = 256;
 // Of one launch, some nanoseconds each. What is not computed by then is known by its origin alone.
-constexpr uint32_t kSteps = 6'000;
+constexpr uint32_t kSteps = 2'000;
 
 std::mutex mutex;  // guards the two
 Evaluation of_others(nullptr);
