@@ -74,15 +74,16 @@ def summarise(
 
 
 def cubins(image: bytes, architecture: int) -> Iterator[bytes]:
-    """Yield a module's cubins for an architecture, or if it has none, those that are made of its
-    PTX.
+    """Yield a module's cubins that a GPU of an architecture runs, or if it has none, those that are
+    made of its PTX.
 
     Raises :class:`Unsupported` for what is no module, and :class:`~phosd.errors.Internal` if a tool
     is missing.
     """
     found = list(entries(image))
     cubins = [one for one in found if one.form is Form.CUBIN]
-    chosen = [one for one in cubins if one.architecture in (0, architecture)]
+    best = max((one.architecture for one in cubins if _runs(one, architecture)), default=0)
+    chosen = [one for one in cubins if one.architecture in (0, best)]
     if not chosen:
         chosen = [one for one in found if one.form is Form.PTX]
     if not chosen:
@@ -94,6 +95,14 @@ def cubins(image: bytes, architecture: int) -> Iterator[bytes]:
         )
     for entry in chosen:
         yield _compiled(entry, architecture)
+
+
+def _runs(entry: Entry, architecture: int) -> bool:
+    """Return whether a GPU runs a cubin: one for its own architecture, or for an earlier one of the
+    same generation. The driver takes the latest.
+    """
+    generation = architecture // 10 * 10
+    return generation <= entry.architecture <= architecture
 
 
 def _compiled(entry: Entry, architecture: int) -> bytes:

@@ -10,6 +10,7 @@ import pytest
 
 from phosd.engine.analysis import cubin
 from phosd.engine.analysis.images import Form, entries
+from phosd.engine.analysis.summary import cubins
 from phosd.errors import Unsupported
 
 PTX = b".version 9.0\n.target sm_90\n.address_size 64\n"
@@ -100,6 +101,26 @@ def test_a_fat_binary() -> None:
             (Form.PTX, 90),
         ]
         assert [one.read()[: len(plain)] for one in found] == [plain, plain, PTX]
+
+
+def test_the_code_that_a_gpu_runs() -> None:
+    """As the driver chooses: the latest cubin of its generation that is not too new."""
+    plain = made()
+    image = fat(*((2, architecture, 0x11, plain + bytes([architecture]), 0)
+                  for architecture in (75, 80, 86, 90)))  # fmt: skip
+
+    def chosen(architecture: int) -> list[int]:
+        return [code[len(plain)] for code in cubins(image, architecture)]
+
+    assert [chosen(architecture) for architecture in (75, 80, 87, 89, 90)] == [
+        [75],
+        [80],
+        [86],
+        [86],
+        [90],
+    ]
+    with pytest.raises(Unsupported, match="no code for sm_100"):
+        chosen(100)
 
 
 def test_other_modules() -> None:
