@@ -169,7 +169,8 @@ class Criu:
             raise Unsupported(
                 f"{procfs.describe(process.pid)} is in a container or sandbox, or has got itself "
                 "one just now",
-                hint="the program goes on; it can be suspended and moved, or started outside of it",
+                hint="the program goes on; a container's runtime can save it with phosd's plugin "
+                "(`phos setup-container-runtime --help`), and phosd suspend and move it",
                 reason=Reason.PROCESS_STATE,
             )
         return made
