@@ -12,7 +12,7 @@ from phosd.engine.analysis.evaluation import Launch
 from phosd.engine.analysis.opcodes import Use
 from phosd.engine.analysis.ranges import Span, merged, spans
 from phosd.engine.analysis.summary import Summary
-from tests.native.analysis.oracle import Seen
+from tests.native.analysis.oracle import Seen, sunk
 
 NATIVE = Path(__file__).parents[3] / "phosd" / "native"
 MOST = 64
@@ -110,8 +110,9 @@ def errors(module: int, summary: Summary, seen: Seen) -> list[str]:
         wanted = [Span(*one) for one in real]
         if not found.origins[use]:  # a block is not a range that may be larger than any
             wanted += _of_analysis(summary, Use(use), seen.launch)
-        if use == "read":  # ptxas loads nothing that the thread has just stored
-            told = merged([*told, *(Span(*one) for one in seen.written)])
+        if use == "read":  # ptxas loads nothing that the thread has just stored, and some later
+            moved = [] if summary.followed is None else sunk(summary.followed, seen)
+            told = merged([*told, *(Span(*one) for one in (*seen.written, *moved))])
         missed = [one for one in wanted if not _has(told, one)]
         if missed:
             wrong.append(f"{name} {use} {missed}, which the hook does not tell: {told}")

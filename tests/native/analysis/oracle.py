@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -85,9 +85,12 @@ class Seen:
 
 @dataclass
 class Outcome:
-    """What was wrong, and how many accesses had a range, or an origin only, or neither."""
+    """What was wrong, and how many accesses had a range, or an origin only, or neither. With
+    ``sunk``, the machine code reads less than its PTX says.
+    """
 
     wrong: list[str]
+    sunk: bool = False
     ranges: int = 0
     origins: int = 0
     unknown: int = 0
@@ -180,9 +183,25 @@ def compare(followed: Followed, seen: Seen) -> Outcome:
             if use == "read":  # ptxas loads nothing that the thread has just stored
                 known = known + seen.written
             missed = [one for one in real if not _covered(one, _merged(known))]
+            if missed and use == "read":
+                known = _merged(known + sunk(followed, seen))
+                missed = [one for one in missed if not _covered(one, known)]
+                outcome.sunk = not missed
             if missed:
                 outcome.wrong.append(f"{seen.kernel.name} {use} {missed}, of {ranges[use]}")
     return outcome
+
+
+def sunk(followed: Followed, seen: Seen) -> Ranges:
+    """Return what the loads of the machine code would read if all threads came to them: ptxas moves
+    a load to where its result is used, past the condition for that.
+    """
+    found: Ranges = []
+    for access in followed.accesses:
+        if access.use is Use.READ:
+            where = spans(followed, replace(access, facts=frozenset()), seen.launch)
+            found += [(one.begin, one.end) for one in where or ()]
+    return found
 
 
 def _block(seen: Seen, offset: int) -> tuple[int, int]:

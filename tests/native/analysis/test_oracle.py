@@ -43,6 +43,7 @@ def check(name: str, made: Callable[[int], generator.Kernel], folder: Path) -> C
                 outcome = oracle.compare(summary.followed, seen)
                 counts["ranges"] += outcome.ranges
                 counts["others"] += outcome.origins + outcome.unknown
+                counts["loads sunk"] += outcome.sunk
                 errors += outcome.wrong
                 errors += in_hook.errors(MODULE, summary, seen)
                 counts["idempotent in the hook"] += in_hook.is_idempotent(MODULE, seen)
@@ -50,6 +51,7 @@ def check(name: str, made: Callable[[int], generator.Kernel], folder: Path) -> C
             wrong += [f"{name}: {seen.kernel.name[1:]}: {error}" for error in errors]
     assert not wrong
     print(dict(counts))
+    assert counts["loads sunk"] <= 0.1 * counts["kernels"], counts
     return counts
 
 
