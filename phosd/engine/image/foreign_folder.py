@@ -6,10 +6,12 @@
     <folder>/phos-<id>/<n>.pack         chunks (packs.py)
 
 The key is not there: the runtime's user may give the folder away. An image that this store has not
-sealed is refused.
+sealed is refused. There is one image at most: a runtime that saves into a folder again (podman)
+overwrites CRIU's files, and with others it would be restored with the memory of another time.
 """
 
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
@@ -22,6 +24,7 @@ from phosd.engine.image.store import Store
 from phosd.engine.image.tier import MANIFEST
 from phosd.engine.image.usage import pack_ends
 from phosd.engine.image.validate import valid_id
+from phosd.errors import ImageCorrupt
 
 _PREFIX = "phos-"
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -37,6 +40,8 @@ def save(image: Image, folder: int, copied: Callable[[int], None]) -> None:
     ends = pack_ends([image.manifest])
     name = f"{_PREFIX}{image.manifest.id}"
     with private_files.space_errors(name), ExitStack() as files:
+        for old in _names(folder):
+            shutil.rmtree(old, dir_fd=folder)
         os.mkdir(name, mode=0o700, dir_fd=folder)
         inner = _opened(files, name, _FOLDER, folder)
         for number, source in image.packs.items():
@@ -51,11 +56,23 @@ def save(image: Image, folder: int, copied: Callable[[int], None]) -> None:
 
 
 def saved_in(folder: int) -> str:
-    """Return the id of the image in an open folder; empty if there is none."""
+    """Return the id of the image in an open folder; empty if there is none. Raises
+    :class:`ImageCorrupt` if there are several.
+    """
+    names = _names(folder)
+    if len(names) > 1:
+        raise ImageCorrupt(
+            f"the runtime's folder has device memory of several times ({', '.join(names)})",
+            hint="leave the one that was saved with CRIU's files there",
+        )
+    return names[0].removeprefix(_PREFIX) if names else ""
+
+
+def _names(folder: int) -> list[str]:
     with ExitStack() as files:  # the offset of the descriptor is another program's, too
         names = os.listdir(_opened(files, ".", _FOLDER, folder))
-    names = [name for name in names if name.startswith(_PREFIX)]
-    return next((id for name in names if valid_id(id := name.removeprefix(_PREFIX))), "")
+    found = (name for name in names if name.startswith(_PREFIX))
+    return sorted(name for name in found if valid_id(name.removeprefix(_PREFIX)))
 
 
 @contextmanager

@@ -210,9 +210,9 @@ def test_who_comes_next_has_the_whole_gpu(node: Node, start: Starter) -> None:
     free = mover.free_memory()[0]
     target = start("single")
     target.wait_for_steps(3)
-    assert mover.free_memory()[0] < free
+    left = mover.free_memory()[0]  # what an earlier test has left may be free by now, too
     checkpoint(node, target.pid, END, Progress())
-    wait_until(lambda: mover.free_memory()[0] >= free, "its memory to be free")
+    wait_until(lambda: mover.free_memory()[0] >= max(free, left + 1), "its memory to be free")
 
 
 @pytest.mark.parametrize("step", STEPS)

@@ -1,6 +1,7 @@
 """What a runtime's CRIU asks of phosd, asked here without one: whoever dies, the program runs."""
 
 import os
+import shutil
 import signal
 import socket
 from pathlib import Path
@@ -57,6 +58,30 @@ def test_criu_has_gone(
             connection.close()
             computes_right(target, undisturbed)
             assert state(bus, place, target) == "running"
+    finally:
+        target.kill()
+
+
+def test_a_folder_that_is_used_again_has_the_last_memory(
+    bus: str, place: Path, undisturbed: Undisturbed
+) -> None:
+    """As podman does it, which has CRIU write over its files."""
+    target = start("single", place, runtime=place / "run")
+    try:
+        with phosd(bus, place):
+            found: list[set[Path]] = []
+            for _ in range(2):
+                target.more_steps(2)
+                with connected(place) as connection:
+                    assert ask(connection, f"pause {target.pid}", place / "image") == "paused"
+                    assert ask(connection, "save") == "saved"
+                found.append({*(place / "image").glob("phos-*")})
+            assert len(found[1]) == 1 and found[0] != found[1]
+            computes_right(target, undisturbed)
+            shutil.copytree(found[1].pop(), place / "image/phos-20200101T000000-0000")
+            with connected(place) as connection:
+                told = ask(connection, f"restored {target.pid}", place / "image")
+                assert "device memory of several times" in told
     finally:
         target.kill()
 
