@@ -149,7 +149,7 @@ class _Jobs:
             owner=_ROOT,
             claims=frozenset((claim_of(target.pid),)),
             work=work,
-            queue=operation == "resume",
+            queue=True,  # it may be the resumption after the checkpoint before
             executable=program(target).executable,
             process=named(target),
         )
