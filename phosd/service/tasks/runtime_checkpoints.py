@@ -6,7 +6,6 @@ is resumed.
 """
 
 import asyncio
-import contextlib
 import logging
 import os
 import socket
@@ -53,6 +52,7 @@ class RuntimeCheckpoints:
         self._path = runtime_dir / SOCKET
         self._jobs = _Jobs(engine, jobs, write_down)
         self._listener: socket.socket | None = None
+        self._accepting: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
@@ -69,13 +69,15 @@ class RuntimeCheckpoints:
             _log.warning("runtimes cannot save GPU programs by %s: %s", self._path, error)
             return
         self._listener = listener
-        self._begin(self._accept(listener))
+        self._accepting = asyncio.get_running_loop().create_task(self._accept(listener))
         for left in await asyncio.to_thread(self._jobs.engine.left_by_runtimes):
             self._begin(self._go_on(left))  # an earlier phosd has left it
 
     async def stop_listening(self) -> None:
         """Take no further requests: a runtime finds that phosd is not there."""
-        if self._listener is not None:
+        if self._accepting is not None and self._listener is not None:
+            self._accepting.cancel()  # before its descriptor gets another meaning for the loop
+            await asyncio.wait([self._accepting])
             self._listener.close()
             self._path.unlink(missing_ok=True)
 
@@ -93,14 +95,13 @@ class RuntimeCheckpoints:
 
     async def _accept(self, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()
-        with contextlib.suppress(OSError):  # it was closed
-            while True:
-                connection, _ = await loop.sock_accept(listener)
-                if _uid(connection) != _ROOT or len(self._tasks) > MOST:
-                    connection.close()
-                    continue
-                connection.setblocking(False)
-                self._begin(_Talk(connection, self._jobs).hold())
+        while True:
+            connection, _ = await loop.sock_accept(listener)
+            if _uid(connection) != _ROOT or len(self._tasks) >= MOST:
+                connection.close()
+                continue
+            connection.setblocking(False)
+            self._begin(_Talk(connection, self._jobs).hold())
 
     async def _go_on(self, left: Suspended) -> None:
         await self._jobs.bring_back(left)
