@@ -17,7 +17,9 @@ from phosd.service.jobs.options import (
     SuspendRequest,
 )
 
-PHOSD_SAYS = {"caller", "experience", "limits", "audit", "leave", "to", "wish", "name"}
+PHOSD_SAYS = {
+    *("audit", "by_runtime", "caller", "experience", "leave", "limits", "name", "to", "wish"),
+}
 OPERATIONS: list[tuple[type[msgspec.Struct], type[msgspec.Struct]]] = [
     (CheckpointRequest, CheckpointOptions),
     (MigrateRequest, MigrateOptions),
