@@ -52,6 +52,7 @@ from phosd.engine.hook_client.wire import (
     unpack,
 )
 from phosd.engine.system import procfs, standstill
+from phosd.engine.system.sockets import peer_of
 from phosd.errors import Busy, Internal, NoSuchProcess, NotAuthorized, Reason, Timeout, Unsupported
 
 __all__ = [
@@ -126,8 +127,7 @@ class HookLink:
         connection.settimeout(self._deadline)
         try:
             place.connect(connection)
-            credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-            peer_pid, peer_uid, _ = struct.unpack("3i", credentials)
+            peer_pid, peer_uid = peer_of(connection)
             if (peer_pid, peer_uid) != (self.pid, owner):
                 raise NotAuthorized(
                     f"{place} is served by process {peer_pid} (uid {peer_uid}), not {self.pid}",

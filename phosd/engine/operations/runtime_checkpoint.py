@@ -17,15 +17,14 @@ from phosd.engine.node.node import Node
 from phosd.engine.node.suspended import WITH_PIDS, Suspended
 from phosd.engine.operations.admission import context_bytes
 from phosd.engine.operations.suspend import SuspendOptions, place_for, suspend
-from phosd.engine.program.driver_checkpoint import state
-from phosd.engine.program.process import uses_cuda
+from phosd.engine.program.process import is_gpu_process
 from phosd.engine.program.tree import scan
 from phosd.errors import Reason, Unsupported
 
 
 def uses_gpus(pid: int) -> bool:
     """Return whether a process of the tree of ``pid`` uses a GPU."""
-    return any(uses_cuda(each.pid) and state(each.pid) is not None for each in scan(pid).living)
+    return any(is_gpu_process(each.pid) for each in scan(pid).living)
 
 
 def pause(node: Node, pid: int, progress: Progress) -> Suspended:

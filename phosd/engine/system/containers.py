@@ -163,15 +163,9 @@ def opened(pid: int, path: str) -> Iterator[int | None]:
 def _device_of_memory(pid: int, folder: str) -> int | None:
     """Return the device of the whole tmpfs that is mounted there last."""
     device = None
-    try:
-        mounts = procfs.lines(procfs.PROC / str(pid) / "mountinfo")
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    for line in filter(None, mounts):
-        before, _, after = line.partition(" - ")
-        _, _, numbers, root, place = before.split()[:5]
-        if place == folder:
-            major, minor = map(int, numbers.split(":"))
-            whole = root == "/" and after.split()[0] == "tmpfs"
-            device = os.makedev(major, minor) if whole else None
+    with suppress(FileNotFoundError, ProcessLookupError):
+        for mount in procfs.mounts(pid):
+            if mount.place == folder:
+                whole = mount.root == "/" and mount.kind == "tmpfs"
+                device = mount.device if whole else None
     return device

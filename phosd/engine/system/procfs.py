@@ -6,7 +6,7 @@ import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from phosd.engine.system.file_status import known_status
 
@@ -415,24 +415,36 @@ def mappings(pid: int) -> list[Mapping]:
     return found
 
 
-def mount_types(pid: int) -> dict[int, str]:
-    """Return the type of the file system of every mount that ``pid`` sees, by the mount's id."""
-    found = {}
+class Mount(NamedTuple):
+    """A mount: its id, the ``st_dev`` of its files, what of the file system is its root, where a
+    process sees it, and the type of the file system.
+    """
+
+    id: int
+    device: int
+    root: str
+    place: str
+    kind: str
+
+
+def mounts(pid: int | Literal["self"]) -> Iterator[Mount]:
+    """Yield every mount that ``pid`` sees, a later one above those before."""
     for line in filter(None, lines(PROC / str(pid) / "mountinfo")):
         before, _, after = line.partition(" - ")
-        found[int(before.split()[0])] = after.split()[0]
-    return found
+        # At blanks only, as :func:`lines`: of these the kernel escapes those in names.
+        number, _, device, root, place = before.split(" ")[:5]
+        major, minor = map(int, device.split(":"))
+        yield Mount(int(number), os.makedev(major, minor), root, place, after.split(" ")[0])
+
+
+def mount_types(pid: int) -> dict[int, str]:
+    """Return the type of the file system of every mount that ``pid`` sees, by the mount's id."""
+    return {mount.id: mount.kind for mount in mounts(pid)}
 
 
 def memory_devices() -> frozenset[int]:
     """Return the ``st_dev`` of every tmpfs that is mounted here."""
-    devices = set()
-    for line in filter(None, lines(PROC / "self/mountinfo")):
-        before, _, after = line.partition(" - ")
-        if after.split()[0] == "tmpfs":
-            major, minor = before.split()[2].split(":")
-            devices.add(os.makedev(int(major), int(minor)))
-    return frozenset(devices)
+    return frozenset(mount.device for mount in mounts("self") if mount.kind == "tmpfs")
 
 
 def _fields(path: Path) -> dict[str, str]:

@@ -10,7 +10,6 @@ import contextlib
 import logging
 import random
 import socket
-import struct
 import time
 from collections import defaultdict, deque
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from phosd.engine.hook_client.wire import (
     Type,
 )
 from phosd.engine.image.name import NAMES, may_be_given
+from phosd.engine.system.sockets import peer_of
 from phosd.errors import Busy, InvalidOption, NoSuchProcess, PhosError
 from phosd.service.dbus.caller import Caller
 from phosd.service.dbus.polkit import Action, Rights
@@ -124,7 +124,7 @@ class OwnCheckpoints:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         connection = writer.get_extra_info("socket")
-        pid, uid = _peer(connection)
+        pid, uid = peer_of(connection)
         self._open[uid] += 1
         try:
             if self._open[uid] > OPEN:
@@ -223,13 +223,6 @@ class OwnCheckpoints:
                 break
             await asyncio.sleep(random.uniform(_AGAIN, 4 * _AGAIN))
         return job.error
-
-
-def _peer(connection: socket.socket) -> tuple[int, int]:
-    """Return the pid and the user id of the process that has connected."""
-    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-    pid, uid, _ = struct.unpack("iii", raw)
-    return pid, uid
 
 
 async def _request(reader: asyncio.StreamReader) -> "tuple[int, _Wish]":

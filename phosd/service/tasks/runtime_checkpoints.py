@@ -10,7 +10,6 @@ import logging
 import os
 import socket
 import stat
-import struct
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import Any
 from phosd.engine.job.progress import Progress
 from phosd.engine.node.suspended import Suspended
 from phosd.engine.system import procfs, standstill
+from phosd.engine.system.sockets import peer_of
 from phosd.errors import InvalidOption, NoSuchProcess, PhosError
 from phosd.service.jobs.engine import Engine
 from phosd.service.jobs.options import ResumeRequest
@@ -53,7 +53,7 @@ class RuntimeCheckpoints:
         self._jobs = _Jobs(engine, jobs, write_down)
         self._listener: socket.socket | None = None
         self._accepting: asyncio.Task[None] | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
 
     async def start(self) -> None:
         """Listen. Without the socket phosd serves all others nevertheless."""
@@ -71,7 +71,7 @@ class RuntimeCheckpoints:
         self._listener = listener
         self._accepting = asyncio.get_running_loop().create_task(self._accept(listener))
         for left in await asyncio.to_thread(self._jobs.engine.left_by_runtimes):
-            self._begin(self._go_on(left))  # an earlier phosd has left it
+            self._begin(self._jobs.bring_back(left))  # an earlier phosd has left it
 
     async def stop_listening(self) -> None:
         """Take no further requests: a runtime finds that phosd is not there."""
@@ -88,7 +88,7 @@ class RuntimeCheckpoints:
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=_END_SECONDS)
 
-    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+    def _begin(self, work: Coroutine[Any, Any, object]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -97,14 +97,11 @@ class RuntimeCheckpoints:
         loop = asyncio.get_running_loop()
         while True:
             connection, _ = await loop.sock_accept(listener)
-            if _uid(connection) != _ROOT or len(self._tasks) >= MOST:
+            if peer_of(connection)[1] != _ROOT or len(self._tasks) >= MOST:
                 connection.close()
                 continue
             connection.setblocking(False)
             self._begin(_Talk(connection, self._jobs).hold())
-
-    async def _go_on(self, left: Suspended) -> None:
-        await self._jobs.bring_back(left)
 
 
 @dataclass(frozen=True)
@@ -254,11 +251,6 @@ class _Talk:
 def _is_held(pid: int) -> bool:
     """Return whether CRIU, or the runtime, has not let a process go."""
     return procfs.traced(pid) or standstill.is_still(pid)
-
-
-def _uid(connection: socket.socket) -> int:
-    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-    return int(struct.unpack("iii", raw)[1])
 
 
 def _pid(text: str) -> int:
