@@ -4,10 +4,12 @@
 
 PROGRAM is one of ``bench/programs``, under the hook. It is saved by CRIU as a runtime runs it, with
 phosd's plugin, and let run on (``criu dump --leave-running``; the same without a container, since
-runc cannot start everywhere); and, to compare with, by ``phos checkpoint --mode stop``. ``stood_s``
-is the longest time between two lines that the program printed, less the usual time; ``command_s``
-what the command took. At last CRIU ends it and restores it, and it must compute on what it would
-have. Prints one JSON object.
+runc cannot start everywhere); and, to compare with, by ``phos checkpoint``, and once in mode
+``driver``, which is what cuda-checkpoint does. ``stood_s`` is the longest time between two lines
+that the program printed, less the usual time; ``command_s`` what the command took; ``stopped`` and
+``ran`` have the seconds of the job's phases in which the program stood still and ran, after one
+another. At last CRIU ends it and restores it, and it must compute on what it would have. Prints one
+JSON object.
 """
 
 import argparse
@@ -41,8 +43,8 @@ def _await(shown: Shown, more: int) -> None:
     wait_until(lambda: len(shown.steps()) >= goal, f"{more} iterations")
 
 
-def _around(shown: Shown, command: Callable[[], object]) -> dict[str, float]:
-    """Run a command beside the program."""
+def _around(phos: Phos, shown: Shown, command: Callable[[], object]) -> dict[str, Any]:
+    """Run a command beside the program, which has phosd do a job."""
     _await(shown, _USUAL)
     first = len(shown.lines()) - _USUAL
     began = time.monotonic()
@@ -56,7 +58,19 @@ def _around(shown: Shown, command: Callable[[], object]) -> dict[str, float]:
         "command_s": round(took, 3),
         "usual_s": round(usual, 4),
         "stood_s": round(max(between) - usual, 3),
+        **_phases(phos),
     }
+
+
+def _phases(phos: Phos) -> dict[str, Any]:
+    """Return the mode of the last job, and the seconds of its phases."""
+    number = max(int(job["job"]) for job in phos.do("jobs"))
+    (job,) = phos.do("jobs", str(number))
+    told: dict[str, list[tuple[str, float]]] = {"stopped": [], "ran": []}
+    for phase in job["phases"]:
+        found = told["stopped" if phase["stopped"] else "ran"]
+        found.append((phase["name"], round(phase["seconds"], 4)))
+    return {"mode": job["mode"], **told}
 
 
 class _Runtime:
@@ -94,7 +108,7 @@ class _Runtime:
 
 def measure(arguments: argparse.Namespace, folder: Path, report: dict[str, Any]) -> None:
     """Fill the report."""
-    report |= {"by_runtime": [], "by_phosd": []}
+    report |= {"by_runtime": [], "by_phosd": [], "by_driver": []}
     with Phos(folder, folder / "state", f'memory_tier = "{arguments.memory_tier}"\n') as phos:
         pid, output = phos.run(words_of(arguments.program))
         shown = Shown(output)
@@ -103,12 +117,14 @@ def measure(arguments: argparse.Namespace, folder: Path, report: dict[str, Any])
         try:
             for number in range(arguments.count):
                 ways: dict[str, Callable[[], object]] = {
-                    "by_phosd": partial(phos.do, "checkpoint", str(pid), "--mode", "stop"),
+                    "by_phosd": partial(phos.do, "checkpoint", str(pid)),
                     "by_runtime": partial(runtime.dump, pid, str(number), "--leave-running"),
                 }
                 for way, command in ways.items():
-                    report[way].append(_around(shown, command))
+                    report[way].append(_around(phos, shown, command))
                 shutil.rmtree(images / str(number))
+            by_driver = partial(phos.do, "checkpoint", str(pid), "--mode", "driver")
+            report["by_driver"].append(_around(phos, shown, by_driver))
             last = runtime.dump(pid, "last")
             wait_until(lambda: not Path(f"/proc/{pid}").exists(), "the pid to be free")
             began = time.monotonic()

@@ -94,6 +94,7 @@ class Point(enum.StrEnum):
     RESUME_CONTROL = "resume-control"
     RESUME_MAP = "resume-map"
     RESUME_OPEN = "resume-open"
+    RUNTIME_WRITE = "runtime-write"
     HOOK_EXPORT = "hook-export"
     HOOK_CLOSE = "hook-close"
     HOOK_REHOME = "hook-rehome"

@@ -4,10 +4,13 @@
 // answer:
 //
 //   pause PID, with CRIU's folder     before it holds anything: suspend the tree below PID
-//   save                              all is held: write the device memory into that folder
-//   end                               CRIU is about to let the tree go, or has killed it
+//   snapshot PID, with CRIU's folder  the same, of a tree that runs on: stop it for a checkpoint
+//   save                              all is held: write the device memory into that folder, or,
+//                                     if the tree runs on, make a place for it
+//   end                               CRIU has saved the tree: is about to let it go, or to kill it
 //   restored PID, with CRIU's folder  made anew, and held: it is a suspended program of phosd's
-//   await                             at the end of a restore: until it has its GPUs again
+//   await                             the last: until the device memory is written, or the restored
+//                                     program has its GPUs again
 //
 // The answer is a word, `nothing` if no process of the tree uses a GPU, or `error` and a text.
 // Where phosd does not answer, a checkpoint of a program without a GPU goes on, and any other
@@ -31,13 +34,16 @@
 // CRIU's own, which every one has that calls these hooks.
 extern "C" {
 __attribute__((weak)) int criu_get_image_dir(void);
+extern __attribute__((weak)) int opts;  // begins with the state in which it leaves the tasks
 __attribute__((weak, format(printf, 2, 3))) void print_on_level(unsigned level, const char* format,
                                                                 ...);
 }
 
 namespace {
 
-enum class Part { none, paused, saved, adopted, failed };
+enum class Part { none, paused, saved, snapshot, held, dumped, adopted, failed };
+
+constexpr int kRunning = 1;  // CRIU's TASK_ALIVE
 
 constexpr unsigned kError = 1;  // a level of CRIU's log
 constexpr char kDefaultFolder[] = "/run/phos";
@@ -47,6 +53,7 @@ constexpr char kSaved[] = "phos-";  // begins the name of what phosd writes into
 int peer = -1;
 Part part = Part::none;
 bool asked = false;  // phosd knows of this tree, or there is nothing to know
+pid_t criu = 0;      // who asks; not the processes that it forks
 char answer[4096];
 
 constexpr size_t kMostTasks = 1 << 16;
@@ -151,8 +158,9 @@ int pause_devices(int pid) {
     if (!asked) {
         asked = true;
         if (connect_to_phosd()) {
-            const char* said = ask_about("pause", pid);
-            if (is(said, "paused")) part = Part::paused;
+            const bool runs_on = &opts && opts == kRunning;
+            const char* said = ask_about(runs_on ? "snapshot" : "pause", pid);
+            if (is(said, "paused")) part = runs_on ? Part::snapshot : Part::paused;
             if (!is(said, "paused") && !is(said, "nothing")) return -1;
             if (is(said, "nothing")) return 0;
         }
@@ -164,9 +172,10 @@ int pause_devices(int pid) {
 
 // Called for each process when all are held.
 int checkpoint_devices(int) {
-    if (part != Part::paused) return 0;
-    if (!is(ask("save"), "saved")) return -1;
-    part = Part::saved;
+    if (part != Part::paused && part != Part::snapshot) return 0;
+    const bool runs_on = part == Part::snapshot;
+    if (!is(ask("save"), runs_on ? "noted" : "saved")) return -1;
+    part = runs_on ? Part::held : Part::saved;
     return 0;
 }
 
@@ -184,11 +193,20 @@ int resume_devices_late(int pid) {
 }
 
 int init(int) {
+    criu = getpid();
     return 0;
 }
 
-void end(int stage, int) {
-    if (stage == phos::criu::kDump && (part == Part::paused || part == Part::saved)) ask("end");
+void end(int stage, int result) {
+    if (stage != phos::criu::kDump || peer < 0) return;
+    if (part == Part::paused || part == Part::saved) ask("end");
+    if (part != Part::snapshot && part != Part::held) return;
+    if (result == 0 && part == Part::held && is(ask("end"), "ended")) {
+        part = Part::dumped;
+        return;
+    }
+    close(peer);  // the program is to run on at once, and what was copied is not needed
+    peer = -1;
 }
 
 template <typename Function>
@@ -196,8 +214,14 @@ void* hook(Function* function) {
     return reinterpret_cast<void*>(function);
 }
 
-// The last that CRIU does. Its tasks run by now; the library stays loaded until here (-z nodelete).
+// The last that CRIU does. Its tasks run by now, and its answer was sent: the runtime waits for the
+// exit, too. The library stays loaded until here (-z nodelete).
 __attribute__((destructor)) void at_exit() {
+    if (getpid() != criu) return;
+    if (part == Part::dumped && !is(ask("await"), "saved")) {
+        fprintf(stderr, "phos: %s\n", answer);
+        _exit(1);
+    }
     if (part == Part::failed || (part == Part::adopted && !is(ask("await"), "resumed"))) {
         fprintf(stderr, "phos: %s\n", answer);
         // The runtime takes the restore for failed, and leaves behind what is there.

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from phosd.engine.criu.file_worker import Output
+from phosd.engine.criu.runtime_dump import RuntimeDump
 from phosd.engine.hook_client.link import HookBlock, Kernel, LaunchedKernel
 from phosd.engine.image.manifest import (
     CHUNK,
@@ -30,6 +31,7 @@ from phosd.engine.node.launched_kernels import KnownKernel
 from phosd.engine.node.placement import find
 from phosd.engine.node.suspended import Suspended
 from phosd.engine.operations.admission import UNLIMITED, DiskLimits
+from phosd.engine.operations.checkpoint.choose_mode import Choice
 from phosd.engine.program.process import GpuProcess
 from phosd.engine.system.procfs import ProcessId, boot_id
 from phosd.errors import NoSuchImage, PhosError
@@ -279,6 +281,16 @@ class FakeEngine:
 
     def uses_gpus(self, pid: int) -> bool:
         return False
+
+    def checkpoint_for_runtime(
+        self,
+        pid: int,
+        folder: int,
+        dump: RuntimeDump,
+        experience: Experience,
+        progress: Progress,
+    ) -> Choice:
+        raise NotImplementedError
 
     def pause_for_runtime(self, pid: int, progress: Progress) -> Suspended:
         raise NotImplementedError

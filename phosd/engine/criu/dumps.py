@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from phosd.engine.criu.dump import Dump, DumpOptions, TreeDump
 from phosd.engine.criu.page_store import PageStore
@@ -30,6 +31,27 @@ class DriverWork:
     restore_threads: Callable[[], Mapping[int, int]]
     checkpoint: Callable[[], None]
     bring_back: Callable[[], None]
+
+
+class CpuSide(Protocol):
+    """What has the processes of a group dumped: CRIU as phosd runs it, or as a runtime does."""
+
+    @property
+    def trees(self) -> list[ProcessTree]:
+        """The trees as they were when frozen."""
+
+    @property
+    def inheritors(self) -> frozenset[int]:
+        """Processes that had devices of the GPU driver's when frozen, restored as inert."""
+
+    def prepare(self, trees: list[ProcessTree]) -> None:
+        """Do what can be done while the program runs."""
+
+    def dump(self, cancellation: Cancellation) -> None:
+        """Freeze and dump each tree, and let it go."""
+
+    def dump_around(self, driver: DriverWork, cancellation: Cancellation) -> None:
+        """Do that while the driver checkpoints the processes, and brings them back."""
 
 
 class CpuParts(Undoing):

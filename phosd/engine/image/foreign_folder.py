@@ -2,6 +2,8 @@
 
 ::
 
+    <folder>/phos-<id>/                 made before CRIU writes: until the manifest is there,
+                                        CRIU's files are refused
     <folder>/phos-<id>/manifest.json    sealed with the store's key, as in a store; written last
     <folder>/phos-<id>/<n>.pack         chunks (packs.py)
 
@@ -24,7 +26,7 @@ from phosd.engine.image.store import Store
 from phosd.engine.image.tier import MANIFEST
 from phosd.engine.image.usage import pack_ends
 from phosd.engine.image.validate import valid_id
-from phosd.errors import ImageCorrupt
+from phosd.errors import ImageCorrupt, NoSuchImage, OutOfSpace
 
 _PREFIX = "phos-"
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -33,17 +35,35 @@ _PIECE = 64 << 20
 """Bytes that are copied between two looks whether to go on."""
 
 
-def save(image: Image, folder: int, copied: Callable[[int], None]) -> None:
-    """Write an image without CRIU's files into an open ``folder``. ``copied`` is told of bytes, and
-    may raise to end it. Raises :class:`~phosd.errors.OutOfSpace`.
+def begin(folder: int, image_id: str, size: int) -> None:
+    """Make the place of an image of ``size`` bytes in an open ``folder``, instead of earlier ones.
+    CRIU's files beside it are refused until the image is there. Raises
+    :class:`~phosd.errors.OutOfSpace`.
     """
-    ends = pack_ends([image.manifest])
-    name = f"{_PREFIX}{image.manifest.id}"
-    with private_files.space_errors(name), ExitStack() as files:
+    name = f"{_PREFIX}{image_id}"
+    with private_files.space_errors(name):
         for old in _names(folder):
             shutil.rmtree(old, dir_fd=folder)
         os.mkdir(name, mode=0o700, dir_fd=folder)
+    status = os.fstatvfs(folder)
+    if (free := status.f_bavail * status.f_frsize) < size:
+        raise OutOfSpace(
+            f"the device memory takes {size / 1e6:.0f} MB in the runtime's folder, which has"
+            f" {free / 1e6:.0f} MB free",
+            hint="free some there, or give another folder",
+        )
+
+
+def save(image: Image, folder: int, copied: Callable[[int], None]) -> None:
+    """Write an image without CRIU's files to its place (:func:`begin`) in an open ``folder``.
+    ``copied`` is told of bytes, and may raise to end it: then nothing is left at the place. Raises
+    :class:`~phosd.errors.OutOfSpace`.
+    """
+    ends = pack_ends([image.manifest])
+    name = f"{_PREFIX}{image.manifest.id}"
+    with private_files.space_errors(name), ExitStack() as files, ExitStack() as failed:
         inner = _opened(files, name, _FOLDER, folder)
+        failed.callback(_empty, inner)
         for number, source in image.packs.items():
             pack = _opened(files, _pack(number), _NEW, inner)
             _copy(source, pack, ends[number], copied)
@@ -53,6 +73,12 @@ def save(image: Image, folder: int, copied: Callable[[int], None]) -> None:
         _copy(source, manifest, os.fstat(source).st_size, copied)
         for each in (manifest, inner, folder):
             os.fsync(each)
+        failed.pop_all()
+
+
+def _empty(folder: int) -> None:
+    for name in os.listdir(folder):
+        os.unlink(name, dir_fd=folder)
 
 
 def saved_in(folder: int) -> str:
@@ -82,7 +108,14 @@ def opened(folder: int, image_id: str, store: Store) -> Iterator[Image]:
     """
     with Image() as image, ExitStack() as files:
         inner = _opened(files, f"{_PREFIX}{image_id}", _FOLDER, folder)
-        image.manifest = read_manifest(inner, image_id, store.key)
+        try:
+            image.manifest = read_manifest(inner, image_id, store.key)
+        except NoSuchImage as error:
+            raise ImageCorrupt(
+                f"the device memory was not written to the end ({_PREFIX}{image_id}): the runtime's"
+                " checkpoint failed, whatever it said",
+                hint="restore another one",
+            ) from error
         for number in sorted(packs_of(image.manifest)):
             image.packs[number] = private_files.open_private(
                 _pack(number), os.O_RDONLY, dir_fd=inner

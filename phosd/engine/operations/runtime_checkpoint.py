@@ -1,22 +1,44 @@
 """Let a container's runtime save and restore a GPU program: phosd's part of its checkpoint.
 
-The runtime runs CRIU, whose plugin (``phosd/runtime_plugin``) calls phosd: before CRIU holds the
-program, to :func:`pause` it; when it does, to :func:`save` the device memory beside CRIU's files;
-at the end the program, if it is still there, is resumed. At a restore CRIU makes the program as
-what it was, suspended: phosd makes it its own again (:func:`adopt`), and resumes it.
+The runtime runs CRIU, whose plugin (``phosd/runtime_plugin``) calls phosd before CRIU holds the
+program. One that is to end is suspended (:func:`pause`); when CRIU holds it, its device memory is
+saved (:func:`save`) beside CRIU's files. One that is to run on is saved as in any checkpoint
+(:func:`checkpoint`), but for CRIU's part: its device memory is written when it runs again, before
+CRIU says that it is done. At a restore CRIU makes the program as what it was, suspended: phosd
+makes it its own again (:func:`adopt`), and resumes it.
 
 Images of device memory are in the folder of the runtime's, so that they come and go with it.
 """
 
 import time
+from contextlib import ExitStack
 
+from phosd.engine.criu.runtime_dump import RuntimeDump
+from phosd.engine.faults import Point, point
 from phosd.engine.image import foreign_folder
+from phosd.engine.image.store import Store
 from phosd.engine.image.usage import pack_bytes
+from phosd.engine.job.experience import Experience
 from phosd.engine.job.progress import Progress
 from phosd.engine.node.node import Node
 from phosd.engine.node.suspended import WITH_PIDS, Suspended
-from phosd.engine.operations.admission import context_bytes
-from phosd.engine.operations.suspend import SuspendOptions, place_for, suspend
+from phosd.engine.operations.admission import context_bytes, require_host_memory
+from phosd.engine.operations.checkpoint import CheckpointOptions
+from phosd.engine.operations.checkpoint.attempt import Attempt
+from phosd.engine.operations.checkpoint.checkpoint import MODES, require_alone_if_shared
+from phosd.engine.operations.checkpoint.choose_mode import Choice, choose
+from phosd.engine.operations.checkpoint.standing import Standing
+from phosd.engine.operations.move_checks import claimed, device_needs
+from phosd.engine.operations.safe_points import SafePoints
+from phosd.engine.operations.suspend import (
+    SuspendOptions,
+    keepers,
+    manifest_of,
+    place_for,
+    require_what_a_runtime_saves,
+    suspend,
+)
+from phosd.engine.program.group import discover_group, explain_death
 from phosd.engine.program.process import is_gpu_process
 from phosd.engine.program.tree import scan
 from phosd.errors import Reason, Unsupported
@@ -39,11 +61,76 @@ def save(node: Node, suspended: Suspended, folder: int, progress: Progress) -> N
 
     Raises :class:`~phosd.errors.OutOfSpace`.
     """
-    shelf = node.suspend_store.shelf(suspended.where)
-    with shelf.open(suspended.image) as image:
-        progress.phase("save", bytes_total=sum(pack_bytes(image.manifest).values()))
-        foreign_folder.save(image, folder, progress.advance)
+    image_id = suspended.image
+    foreign_folder.begin(folder, image_id, suspended.stored_bytes)
+    _copy(node.suspend_store.shelf(suspended.where), image_id, folder, progress)
     progress.finish()
+
+
+def checkpoint(
+    node: Node,
+    pid: int,
+    folder: int,
+    dump: RuntimeDump,
+    experience: Experience,
+    progress: Progress,
+) -> Choice:
+    """Save the tree of ``pid``, which a runtime's CRIU dumps meanwhile and lets run on, and write
+    its device memory into an open ``folder`` of the runtime's. Returns the mode.
+
+    There is no second attempt, as CRIU makes none. Raises what a checkpoint does, and
+    :class:`Unsupported` as :func:`pause`.
+    """
+    options = CheckpointOptions(experience=experience)
+    progress.phase("prepare")
+    with ExitStack() as job:
+        check = claimed(node, job, options.caller)
+        group = job.enter_context(discover_group(pid, node.config.runtime_dir, check))
+        require_what_a_runtime_saves(group)
+        require_alone_if_shared(group)
+        choice = choose(group, options.mode, experience.past)
+        size = sum(block.size for link in group.links for block in link.list_blocks())
+        needs = device_needs(group, parks=True)
+        contexts = context_bytes() * len(group.gpu_pids)
+        require_host_memory(contexts)
+        shelf = node.suspend_store.shelf(place_for(node, "auto", size, contexts))
+        writer = job.enter_context(shelf.begin(group.owner))
+        writer.reserve(size)
+        job.callback(shelf.spares.drop)
+        shelf.spares.preallocate(size)
+        kept = keepers(node, needs, progress)
+        dump.on_hold(lambda: foreign_folder.begin(folder, writer.id, size))
+        progress.check()
+        progress.about_to_touch(group.affected)
+        job.enter_context(explain_death(group, "checkpoint"))
+        attempt = Attempt(
+            *(node, group, writer, dump, options, progress, kept),
+            standing=Standing(node.stopped, progress),
+            complete=lambda _: None,  # only of who does not run on
+        )
+        points = SafePoints(group, options, node.config.callback_deadline, progress)
+        with points.reached():
+            blocks = MODES[choice.mode](attempt)
+        progress.phase("publish")
+        manifest = manifest_of(writer, group, dump.trees, needs, blocks, own_ids=True)
+        writer.publish(manifest)
+        job.callback(shelf.delete, manifest.id)
+        _copy(shelf, manifest.id, folder, progress)
+    progress.finish()
+    return choice
+
+
+def _copy(shelf: Store, image_id: str, folder: int, progress: Progress) -> None:
+    """Copy an image from a shelf into the runtime's folder, where its place is made."""
+
+    def copied(size: int) -> None:
+        progress.check()
+        progress.advance(size)
+
+    with shelf.open(image_id) as image:
+        progress.phase("write", bytes_total=sum(pack_bytes(image.manifest).values()))
+        point(Point.RUNTIME_WRITE)
+        foreign_folder.save(image, folder, copied)
 
 
 def adopt(node: Node, pid: int, folder: int, progress: Progress) -> Suspended | None:

@@ -48,6 +48,7 @@ from phosd.engine.operations.permissions import ROOT
 from phosd.engine.operations.safe_points import SafePointChoices, SafePoints
 from phosd.engine.program import driver_checkpoint
 from phosd.engine.program.group import CheckpointGroup, discover_group, explain_death
+from phosd.engine.program.tree import ProcessTree
 from phosd.engine.system import procfs
 from phosd.engine.system.host_memory import available_memory
 from phosd.errors import InvalidOption, NotAuthorized, OutOfSpace, PhosError, Reason, Unsupported
@@ -104,7 +105,7 @@ def suspend(node: Node, pid: int, options: SuspendOptions, progress: Progress) -
         check = claimed(node, job, options.caller)
         group = job.enter_context(discover_group(pid, node.config.runtime_dir, check))
         if options.by_runtime:
-            _require_what_a_runtime_saves(group)
+            require_what_a_runtime_saves(group)
         parks = may_park(group, "auto", progress)
         size = sum(b.size for link in group.links for b in link.list_blocks()) if parks else 0
         needs = device_needs(group, parks=parks)
@@ -119,7 +120,7 @@ def suspend(node: Node, pid: int, options: SuspendOptions, progress: Progress) -
             require_suspendable(quota, owner, size, before)
         job.callback(shelf.spares.drop)
         shelf.spares.preallocate(size)
-        kept = _keepers(node, needs, progress)
+        kept = keepers(node, needs, progress)
         progress.check()
         progress.about_to_touch(group.affected)
         job.enter_context(explain_death(group, "suspension"))
@@ -135,7 +136,9 @@ def suspend(node: Node, pid: int, options: SuspendOptions, progress: Progress) -
                 reservation, blocks = _by_driver(suspension), ()
             progress.phase("publish", stopped=True)
             point(Point.SUSPEND_PUBLISH)
-            manifest = _manifest(writer, group, needs, blocks, own_ids=options.by_runtime)
+            manifest = manifest_of(
+                writer, group, group.trees, needs, blocks, own_ids=options.by_runtime
+            )
             writer.publish(manifest)
             undo.add(shelf.delete, manifest.id)
             suspended = _entry(manifest, group, where, needs, by_runtime=options.by_runtime)
@@ -260,7 +263,7 @@ def _by_driver(suspension: _Suspension) -> Reservation:
     return suspension.stop_threads()
 
 
-def _keepers(node: Node, gpus: Collection[int], progress: Progress) -> tuple[Mover, ...]:
+def keepers(node: Node, gpus: Collection[int], progress: Progress) -> tuple[Mover, ...]:
     """Return the movers of these GPUs, which may take seconds to start. A GPU that is full, perhaps
     the reason for the suspension, may have no room for one; raises :class:`OutOfMemory` if it has
     none for the driver either.
@@ -310,7 +313,7 @@ def _room(shelf: Store, where: str, contexts: int) -> int:
     return min(free, available - contexts) if where == "memory" else free
 
 
-def _require_what_a_runtime_saves(group: CheckpointGroup) -> None:
+def require_what_a_runtime_saves(group: CheckpointGroup) -> None:
     """Raise :class:`Unsupported` if the program cannot be parked, or has processes outside of its
     container.
     """
@@ -329,17 +332,20 @@ def _require_what_a_runtime_saves(group: CheckpointGroup) -> None:
         )
 
 
-def _manifest(
+def manifest_of(
     writer: ImageWriter,
     group: CheckpointGroup,
+    trees: Sequence[ProcessTree],
     gpus: Iterable[int],
     blocks: tuple[Block, ...],
     *,
     own_ids: bool,
 ) -> Manifest:
-    """Return the manifest, with the ids that processes have for phosd, or for themselves."""
+    """Return the manifest of device memory alone, with the ids that the processes of the group's
+    ``trees``, as they are when they stand still, have for phosd, or for themselves.
+    """
     records = saved_records if own_ids else process_records
-    roots = [tree.root.own_pid if own_ids else tree.root.pid for tree in group.trees]
+    roots = [tree.root.own_pid if own_ids else tree.root.pid for tree in trees]
     return Manifest(
         id=writer.id,
         created=datetime.now(UTC).isoformat(timespec="milliseconds"),
@@ -348,7 +354,7 @@ def _manifest(
         host=this_host(None),
         gpus=describe_gpus(gpus, gpus),
         trees=tuple(Tree(root, f"tree-{n}", ()) for n, root in enumerate(roots)),
-        processes=records(group.trees, group, parked=bool(blocks)),
+        processes=records(trees, group, parked=bool(blocks)),
         blocks=blocks,
         stop_seconds=0.0,
     )

@@ -83,7 +83,7 @@ def compose(config: Config, engine: Engine, connection: Connection, history: His
     analyses = Analyses(engine, lambda: [*inventory.processes.values()], lambda: jobs.running > 0)
     own = OwnCheckpoints(config.runtime_dir, engine, checkpoints, jobs, rights)
     write_down = reports.write_down
-    runtimes = RuntimeCheckpoints(config.runtime_dir, engine, jobs, write_down)
+    runtimes = RuntimeCheckpoints(config.runtime_dir, engine, history, jobs, write_down)
     manager = Manager(
         *(config, engine, history, journal, tree, jobs, periodic, own, runtimes, readers),
         *(inventory, upkeep, analyses),

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Protocol
 
 from phosd.engine.criu.file_worker import Output
+from phosd.engine.criu.runtime_dump import RuntimeDump
 from phosd.engine.hook_client.link import HookBlock, Kernel
 from phosd.engine.image.manifest import Manifest
 from phosd.engine.job.affected import InterruptedJob
@@ -15,6 +16,7 @@ from phosd.engine.node.gpus import GpuInfo
 from phosd.engine.node.launched_kernels import KnownKernel
 from phosd.engine.node.suspended import Suspended
 from phosd.engine.operations.admission import DiskLimits
+from phosd.engine.operations.checkpoint.choose_mode import Choice
 from phosd.engine.program.process import GpuProcess
 from phosd.engine.system.procfs import ProcessId
 from phosd.errors import PhosError
@@ -105,6 +107,18 @@ class Engine(Protocol):
 
     def uses_gpus(self, pid: int) -> bool:
         """Return whether a process of the tree of ``pid`` uses a GPU. Raises ``NoSuchProcess``."""
+
+    def checkpoint_for_runtime(
+        self,
+        pid: int,
+        folder: int,
+        dump: RuntimeDump,
+        experience: Experience,
+        progress: Progress,
+    ) -> Choice:
+        """Save the tree of ``pid``, which a runtime's CRIU dumps and lets run on, with its device
+        memory in the runtime's open ``folder``. Returns the mode.
+        """
 
     def pause_for_runtime(self, pid: int, progress: Progress) -> Suspended:
         """Suspend the tree of ``pid``, which a container's runtime is about to save."""

@@ -12,6 +12,7 @@ import msgspec
 
 from phosd.engine.criu.file_worker import Output
 from phosd.engine.criu.output_folders import Owner, remove_unneeded, unneeded
+from phosd.engine.criu.runtime_dump import RuntimeDump
 from phosd.engine.hook_client.link import HookBlock, Kernel
 from phosd.engine.image.manifest import Manifest
 from phosd.engine.image.repack import compact
@@ -30,6 +31,7 @@ from phosd.engine.operations import runtime_checkpoint
 from phosd.engine.operations.admission import DiskLimits, context_bytes
 from phosd.engine.operations.caller_stream import CallerStream
 from phosd.engine.operations.checkpoint import CheckpointOptions, checkpoint, try_checkpoint
+from phosd.engine.operations.checkpoint.choose_mode import Choice
 from phosd.engine.operations.export_image import export_image
 from phosd.engine.operations.import_image import ImportOptions, import_image, try_import
 from phosd.engine.operations.migrate import MigrateOptions, migrate
@@ -203,6 +205,16 @@ class NodeEngine:
 
     def uses_gpus(self, pid: int) -> bool:
         return runtime_checkpoint.uses_gpus(pid)
+
+    def checkpoint_for_runtime(
+        self,
+        pid: int,
+        folder: int,
+        dump: RuntimeDump,
+        experience: Experience,
+        progress: Progress,
+    ) -> Choice:
+        return runtime_checkpoint.checkpoint(self._node, pid, folder, dump, experience, progress)
 
     def pause_for_runtime(self, pid: int, progress: Progress) -> Suspended:
         return runtime_checkpoint.pause(self._node, pid, progress)

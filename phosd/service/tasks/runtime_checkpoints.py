@@ -1,8 +1,9 @@
 """Take part in checkpoints by containers' runtimes: answer the plugin in their CRIU.
 
-``phosd/runtime_plugin/plugin.cpp`` has the requests. Only root may make them. A program is
-suspended for as long as CRIU saves it; whatever then becomes of CRIU, what is left of the program
-is resumed.
+``phosd/runtime_plugin/plugin.cpp`` has the requests. Only root may make them. A program that is to
+run on is saved by a job that goes on until its image is complete; CRIU dumps it within the stop. A
+program that is to end is suspended for as long as CRIU saves it. Whatever becomes of CRIU, what is
+left of the program runs again.
 """
 
 import asyncio
@@ -15,11 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from phosd.engine.criu.runtime_dump import RuntimeDump, is_held
+from phosd.engine.job.experience import Experience
 from phosd.engine.job.progress import Progress
 from phosd.engine.node.suspended import Suspended
-from phosd.engine.system import procfs, standstill
 from phosd.engine.system.sockets import peer_of
 from phosd.errors import InvalidOption, NoSuchProcess, PhosError
+from phosd.service.history.history import History
 from phosd.service.jobs.engine import Engine
 from phosd.service.jobs.options import ResumeRequest
 from phosd.service.jobs.table import Job, JobTable, Outcome, Task
@@ -46,11 +49,12 @@ class RuntimeCheckpoints:
         self,
         runtime_dir: Path,
         engine: Engine,
+        history: History,
         jobs: JobTable,
         write_down: Callable[[Job, Target], None],
     ) -> None:
         self._path = runtime_dir / SOCKET
-        self._jobs = _Jobs(engine, jobs, write_down)
+        self._jobs = _Jobs(engine, history, jobs, write_down)
         self._listener: socket.socket | None = None
         self._accepting: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -109,13 +113,14 @@ class _Jobs:
     """Starts the jobs of runtimes' checkpoints."""
 
     engine: Engine
+    history: History
     table: JobTable
     write_down: Callable[[Job, Target], None]
 
     async def bring_back(self, suspended: Suspended) -> PhosError | None:
         """Resume a program as soon as nobody holds it any more. Returns why it stays suspended."""
         try:
-            while suspended.alive and _is_held(suspended.pid):
+            while suspended.alive and is_held(suspended.pid):
                 await asyncio.sleep(_LOOK_SECONDS)
             if not suspended.alive:
                 return NoSuchProcess(f"process {suspended.pid} has ended")
@@ -136,6 +141,25 @@ class _Jobs:
             return error
         return None
 
+    def save(self, target: Target, folder: int, dump: RuntimeDump) -> Job:
+        """Save a program that runs on, while ``dump`` is made of it."""
+        known = program(target)
+
+        def work(progress: Progress) -> Outcome:
+            require_same(target)
+            experience = Experience(
+                self.history.suspects.of(known), self.history.past_checkpoints(named(target))
+            )
+            try:
+                choice = self.engine.checkpoint_for_runtime(
+                    target.pid, folder, dump, experience, progress
+                )
+            finally:
+                self.history.suspects.found(known, progress.suspects)
+            return Outcome("", choice.mode, choice.why)
+
+        return self.submit("checkpoint", target, work)
+
     def submit(self, operation: str, target: Target, work: Callable[[Progress], Outcome]) -> Job:
         def before(job: Job) -> None:
             require_free_tree(self.table, target.pid)
@@ -154,6 +178,20 @@ class _Jobs:
         return self.table.submit(task, before)
 
 
+@dataclass(frozen=True)
+class _Saving:
+    """A program that runs on is being saved: by ``job``, while CRIU makes its ``dump``."""
+
+    dump: RuntimeDump
+    job: Job
+
+    async def end(self, table: JobTable) -> None:
+        """End it, as CRIU has gone; the program runs then."""
+        self.dump.over(complete=False)
+        self.job.progress.cancel()
+        await table.wait(self.job)
+
+
 class _Talk:
     """One connection: the checkpoint, or the restore, of one container."""
 
@@ -163,10 +201,11 @@ class _Talk:
         self._engine = jobs.engine
         self._folder = -1
         self._paused: Suspended | None = None
+        self._saving: _Saving | None = None
         self._resumed: asyncio.Task[PhosError | None] | None = None
 
     async def hold(self) -> None:
-        """Answer until the plugin has gone, and then resume what is left suspended."""
+        """Answer until the plugin has gone, and then have what is left of the program run."""
         try:
             while request := await self._next():
                 await self._say(await self._answer(request))
@@ -174,6 +213,8 @@ class _Talk:
             _log.warning("a runtime's CRIU: %s", error)
         finally:
             self._connection.close()
+            if self._saving is not None:
+                await self._saving.end(self._jobs.table)
             if self._folder >= 0:
                 os.close(self._folder)
         if self._paused is not None:
@@ -182,21 +223,32 @@ class _Talk:
             await self._resumed
 
     async def _answer(self, request: str) -> str:
-        word, _, number = request.partition(" ")
+        begun = self._paused is not None or self._saving is not None
         try:
-            match word:
-                case "pause" if self._folder >= 0 and self._paused is None:
+            match request.split(" "):
+                case ["pause", number] if self._folder >= 0 and not begun:
                     return await self._pause(_pid(number))
-                case "save" if self._paused is not None:
+                case ["snapshot", number] if self._folder >= 0 and not begun:
+                    return await self._snapshot(_pid(number))
+                case ["save"] if self._saving is not None:
+                    await asyncio.to_thread(self._saving.dump.held)
+                    return "noted"
+                case ["end"] if self._saving is not None:
+                    self._saving.dump.over(complete=True)
+                    return "ended"
+                case ["await"] if self._saving is not None:
+                    await self._jobs.table.result(self._saving.job)
+                    return "saved"
+                case ["save"] if self._paused is not None:
                     await asyncio.to_thread(
                         self._engine.save_for_runtime, self._paused, self._folder, Progress()
                     )
                     return "saved"
-                case "end" if self._paused is not None:
+                case ["end"] if self._paused is not None:
                     return "ended"
-                case "restored" if self._folder >= 0 and self._resumed is None:
+                case ["restored", number] if self._folder >= 0 and self._resumed is None:
                     return await self._adopt(_pid(number))
-                case "await" if self._resumed is not None:
+                case ["await"] if self._resumed is not None:
                     error = await self._resumed
                     return "resumed" if error is None else f"error {error}"
             raise InvalidOption(f"{request!r} cannot be asked for now")
@@ -215,6 +267,23 @@ class _Talk:
             return Outcome(self._paused.where, self._paused.where)
 
         await self._jobs.table.result(self._jobs.submit("suspend", target, work))
+        return "paused"
+
+    async def _snapshot(self, pid: int) -> str:
+        if not await asyncio.to_thread(self._engine.uses_gpus, pid):
+            return "nothing"
+        loop, stands = asyncio.get_running_loop(), asyncio.Event()
+        dump = RuntimeDump(lambda: loop.call_soon_threadsafe(stands.set))
+        job = self._jobs.save(identify(pid), self._folder, dump)
+        self._saving = _Saving(dump, job)
+        first = [loop.create_task(stands.wait()), loop.create_task(self._jobs.table.wait(job))]
+        try:
+            await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for each in first:
+                each.cancel()
+        if not stands.is_set():
+            await self._jobs.table.result(job)  # raises why it could not be stopped
         return "paused"
 
     async def _adopt(self, pid: int) -> str:
@@ -246,11 +315,6 @@ class _Talk:
         await asyncio.get_running_loop().sock_sendall(
             self._connection, text.encode(errors="replace")[:_ANSWER_BYTES]
         )
-
-
-def _is_held(pid: int) -> bool:
-    """Return whether CRIU, or the runtime, has not let a process go."""
-    return procfs.traced(pid) or standstill.is_still(pid)
 
 
 def _pid(text: str) -> int:

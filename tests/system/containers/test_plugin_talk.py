@@ -41,23 +41,58 @@ def state(bus: str, place: Path, target: Target) -> object:
     return next(row["state"] for row in phos(bus, place, "ps") if row["pid"] == target.pid)
 
 
+def job_phases(bus: str, place: Path) -> list[str]:
+    """The phases of the last checkpoint, in which the program ran, that came after its stop."""
+    (*_, job) = phos(bus, place, "jobs")
+    (told,) = phos(bus, place, "jobs", str(job["job"]))
+    phases = told["phases"]
+    assert isinstance(phases, list)
+    last = max(n for n, phase in enumerate(phases) if phase["stopped"])
+    return [phase["name"] for phase in phases[last + 1 :]]
+
+
+@pytest.mark.parametrize("begin", ["pause", "snapshot"])
 @pytest.mark.parametrize("requests", [[], ["save"], ["save", "end"]])
 def test_criu_has_gone(
-    requests: list[str], bus: str, place: Path, undisturbed: Undisturbed
+    requests: list[str], begin: str, bus: str, place: Path, undisturbed: Undisturbed
 ) -> None:
     target = start("single", place, runtime=place / "run")
     try:
         with phosd(bus, place):
             target.wait_for_steps(2)
-            connection = connected(place)
-            assert ask(connection, f"pause {target.pid}", place / "image") == "paused"
-            assert state(bus, place, target) == "suspended"
-            for request in requests:
-                assert not ask(connection, request).startswith("error")
-            assert bool([*(place / "image").glob("phos-*/manifest.json")]) == bool(requests)
-            connection.close()
+            with connected(place) as connection:
+                assert ask(connection, f"{begin} {target.pid}", place / "image") == "paused"
+                paused = "suspended" if begin == "pause" else "running"
+                assert state(bus, place, target) == paused
+                for request in requests:
+                    assert not ask(connection, request).startswith("error")
+                assert bool([*(place / "image").glob("phos-*")]) == bool(requests)
             computes_right(target, undisturbed)
             assert state(bus, place, target) == "running"
+    finally:
+        target.kill()
+
+
+def test_what_runs_on_is_written_when_it_runs_again(
+    bus: str, place: Path, undisturbed: Undisturbed
+) -> None:
+    """But before CRIU is told so."""
+    target = start("single", place, runtime=place / "run")
+    try:
+        with phosd(bus, place):
+            target.wait_for_steps(2)
+            with connected(place) as connection:
+                assert ask(connection, f"snapshot {target.pid}", place / "image") == "paused"
+                position = target.position()
+                assert ask(connection, "save") == "noted"
+                (folder,) = (place / "image").glob("phos-*")
+                assert not [*folder.iterdir()]
+                assert target.position() == position
+                assert ask(connection, "end") == "ended"
+                assert ask(connection, "await") == "saved"
+                assert (folder / "manifest.json").exists()
+            assert job_phases(bus, place) == ["drain", "publish", "write"]
+            computes_right(target, undisturbed)
     finally:
         target.kill()
 
@@ -86,14 +121,15 @@ def test_a_folder_that_is_used_again_has_the_last_memory(
         target.kill()
 
 
-def test_phosd_has_gone(bus: str, place: Path, undisturbed: Undisturbed) -> None:
+@pytest.mark.parametrize("begin", ["pause", "snapshot"])
+def test_phosd_has_gone(begin: str, bus: str, place: Path, undisturbed: Undisturbed) -> None:
     """The next one brings the program back."""
     target = start("single", place, runtime=place / "run")
     try:
         with pytest.raises(AssertionError), phosd(bus, place) as daemon:
             target.wait_for_steps(2)
             connection = connected(place)
-            assert ask(connection, f"pause {target.pid}", place / "image") == "paused"
+            assert ask(connection, f"{begin} {target.pid}", place / "image") == "paused"
             daemon.send_signal(signal.SIGKILL)
             assert connection.recv(5000) == b""
         with phosd(bus, place):
@@ -105,7 +141,16 @@ def test_phosd_has_gone(bus: str, place: Path, undisturbed: Undisturbed) -> None
 def test_what_makes_no_sense_is_refused(bus: str, place: Path) -> None:
     with phosd(bus, place):
         connection = connected(place)
-        for request in ("save", "end", "await", "pause", "pause -1", "restored 1", "\x00"):
+        for request in (
+            "save",
+            "end",
+            "await",
+            "pause",
+            "pause -1",
+            "snapshot 1",
+            "restored 1",
+            "\x00",
+        ):
             assert ask(connection, request).startswith("error"), request
         with running(["sleep", "60"]) as other:
             assert ask(connection, f"restored {other.pid}", place / "image") == "nothing"

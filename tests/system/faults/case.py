@@ -32,9 +32,11 @@ GROUP_STOP = tuple(p for p in Point if p.startswith("group-stop-"))
 """Met by programs without the hook (tests/node/moves/test_stopped.py)."""
 STANDING = tuple(p for p in Point if p.startswith("standing-"))
 """Met by programs that do not run on (tests/node/checkpoint_restore/test_standing.py)."""
+RUNTIME = tuple(p for p in Point if p.startswith("runtime-"))
+"""Met by checkpoints of containers' runtimes (tests/system/containers)."""
 SAFE_POINT = (Point.SAFE_POINT,)
 """Met by programs that have safe points."""
-_SPECIAL = (*GROUP_STOP, *STANDING, *SAFE_POINT, *LARGE_MEMORY)
+_SPECIAL = (*GROUP_STOP, *STANDING, *RUNTIME, *SAFE_POINT, *LARGE_MEMORY)
 _OF_IMAGES = (*WRITE_BACK, *REHEARSE, *DELETE, *TRANSFER)
 OTHERS = (*_OF_IMAGES, *HOOK, *RESTORE, *MIGRATE, *SUSPEND, *RESUME, *_SPECIAL)
 CHECKPOINT = tuple(p for p in Point if p not in OTHERS)

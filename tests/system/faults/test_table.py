@@ -15,6 +15,7 @@ from tests.system.faults.case import (
     REHEARSE,
     RESTORE,
     RESUME,
+    RUNTIME,
     SAFE_POINT,
     STANDING,
     SUSPEND,
@@ -24,9 +25,10 @@ from tests.system.faults.case import (
 
 
 def test_every_point_is_met_by_one_kind_of_job() -> None:
-    moving = (*MIGRATE, *SUSPEND, *RESUME, *GROUP_STOP, *STANDING, *SAFE_POINT, *LARGE_MEMORY)
+    moving = (*MIGRATE, *SUSPEND, *RESUME, *GROUP_STOP, *STANDING, *RUNTIME)
+    special = (*SAFE_POINT, *LARGE_MEMORY)
     images = (*DELETE, *WRITE_BACK, *TRANSFER, *REHEARSE)
-    met = Counter([*CHECKPOINT, *RESTORE, *moving, *images, *HOOK])
+    met = Counter([*CHECKPOINT, *RESTORE, *moving, *special, *images, *HOOK])
     assert met == Counter(Point)
 
 

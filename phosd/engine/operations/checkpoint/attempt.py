@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from phosd.engine.criu.dumps import CpuParts, DriverWork
+from phosd.engine.criu.dumps import CpuSide, DriverWork
 from phosd.engine.criu.inherited_devices import InheritedDevices
 from phosd.engine.faults import Point, point
 from phosd.engine.image.manifest import Block, ChunkRef
@@ -40,7 +40,7 @@ class Attempt:
     node: Node
     group: CheckpointGroup
     writer: ImageWriter
-    cpu: CpuParts
+    cpu: CpuSide
     options: CheckpointOptions
     progress: Progress
     keepers: tuple[Mover, ...]

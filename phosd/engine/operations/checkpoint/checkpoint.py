@@ -30,12 +30,13 @@ from phosd.engine.program.tree import ProcessTree
 from phosd.engine.system import procfs
 from phosd.errors import InvalidOption, MisSpeculation, PhosError, Reason, Unsupported
 
-_MODES: dict[str, Callable[[Attempt], tuple[Block, ...]]] = {
+MODES: dict[str, Callable[[Attempt], tuple[Block, ...]]] = {
     "concurrent": concurrent,
     "recopy": recopy,
     "stop": stop,
     "driver": by_driver,
 }
+"""What saves a group's device memory, and has its processes saved, by mode."""
 _LADDER = ("concurrent", "recopy", "stop")
 """The order of fallback: after a wrong guess the job goes on in the next of these modes."""
 _REPETITIONS = 3
@@ -170,7 +171,7 @@ class _Checkpoint:
                 partial(self._complete, publication, standing),
             )
             try:
-                blocks = _MODES[choice.mode](attempt)
+                blocks = MODES[choice.mode](attempt)
             except ProgramEnded as ended:
                 return ended.manifest
             except PhosError as error:
