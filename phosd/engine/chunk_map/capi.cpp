@@ -62,7 +62,7 @@ PHOS_EXPORT void phos_board_read(View* view, uint32_t first, uint32_t count, uin
     }
 }
 
-PHOS_EXPORT void phos_board_statistics(View* view, uint64_t numbers[9]) {
+PHOS_EXPORT void phos_board_statistics(View* view, uint64_t numbers[11]) {
     const auto& header = view->header();
     const auto read = [](const auto& counter) { return counter.load(std::memory_order_relaxed); };
     numbers[0] = read(header.submissions);
@@ -84,7 +84,9 @@ PHOS_EXPORT void phos_board_statistics(View* view, uint64_t numbers[9]) {
         return (look_floor(bucket) + look_floor(bucket + 1)) / 2;
     };
     numbers[7] = quantile(500);
-    numbers[8] = quantile(999);
+    numbers[8] = quantile(990);
+    numbers[9] = quantile(999);
+    numbers[10] = quantile(1000);
 }
 
 PHOS_EXPORT uint32_t phos_board_phase(View* view) {

@@ -248,7 +248,9 @@ class CowDrain(Undoing):
         figures.look_median_seconds = (
             max(chunk_map.look_median_ns for chunk_map in chunk_maps) / 1e9
         )
+        figures.look_p99_seconds = max(chunk_map.look_p99_ns for chunk_map in chunk_maps) / 1e9
         figures.look_p999_seconds = max(chunk_map.look_p999_ns for chunk_map in chunk_maps) / 1e9
+        figures.look_worst_seconds = max(chunk_map.look_worst_ns for chunk_map in chunk_maps) / 1e9
         figures.waits = sum(chunk_map.waits for chunk_map in chunk_maps)
         figures.waited_seconds = sum(chunk_map.waited_ns for chunk_map in chunk_maps) / 1e9
         figures.wrong_chunks = sum(len(part.changed) for part in drained)
