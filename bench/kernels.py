@@ -1,61 +1,37 @@
 """Say which kernels real programs launch, and what the analysis knows of them.
 
     python -m bench.kernels collect FOLDER [--seconds S] [--architecture N] -- PROGRAM [ARGUMENTS]
+    python -m bench.kernels verdicts FOLDER [--seconds S] [--state DIR] -- PROGRAM [ARGUMENTS]
     python -m bench.kernels table FOLDER [--architecture N] [--patience S]
 
 ``collect`` runs one of ``bench/programs`` under the hook, as root, and counts for some seconds what
-it launches; it stores the counts, and the code of these kernels, in FOLDER. ``table`` analyses all
-that is in FOLDER, on any machine, a process for each kernel, and prints Markdown: for each program
-and each library, the share of launches of kernels whose roles and ranges are known, of those that
-may always be run again, of which a launch's parameters decide that, or that never may, and why what
-is unknown is.
+it launches; it stores the counts, and the code of these kernels, in FOLDER. ``verdicts`` does the
+same after it has had the kernels analysed, and prints one JSON object: how many launches may be run
+again, may not, or are unknown, in all and by library, and what the hook's looks at them took. What
+the analysis finds stays in DIR, as that of ``bench.series``; several programs may be run at a time.
+``table`` analyses all that is in FOLDER, on any machine, a process for each kernel, and prints
+Markdown: for each program and each library, the share of launches of kernels whose roles and ranges
+are known, of those that may always be run again, of which a launch's parameters decide that, or
+that never may, and why what is unknown is.
 """
 
 import argparse
-import hashlib
 import json
 import multiprocessing
 import os
-import tempfile
-import threading
-import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from bench.restoring import await_lines
-from bench.series import start
-from phosd.engine.analysis.cubin import read
+from bench.launches import Launched, collect
+from bench.verdicts import verdicts
 from phosd.engine.analysis.idempotency import Idempotent, of_kernel
-from phosd.engine.analysis.images import Form, entries
 from phosd.engine.analysis.opcodes import Use
 from phosd.engine.analysis.summary import Summary, summarise
-from phosd.engine.chunk_map.chunk_map import ChunkMap
-from phosd.engine.hook_client.code_images import CodeImage, Held
-from phosd.engine.hook_client.link import HookLink
-from phosd.engine.hook_client.places import hooks_folder
-from phosd.engine.image.manifest import CHUNK
-from phosd.engine.kernels.fetch import fetch
-from phosd.engine.system import procfs
-from phosd.errors import PhosError, Unsupported
+from phosd.errors import PhosError
 
-_LINES = 3
-"""Of output before launches are counted."""
-_PATIENCE = 30.0
 _AGAIN = (Idempotent.ALWAYS, Idempotent.DEPENDS, Idempotent.NEVER)
-
-
-class Launched(NamedTuple):
-    """A kernel that a program launched. ``code`` is the name of a file, ``library`` that of what it
-    was loaded from; either may be empty.
-    """
-
-    kernel: str
-    launches: int
-    library: str
-    code: str
 
 
 class Known(NamedTuple):
@@ -68,102 +44,6 @@ class Known(NamedTuple):
     again: Idempotent
     decided: bool
     reasons: tuple[str, ...] = ()
-
-
-def collect(arguments: argparse.Namespace) -> None:
-    """Run a program, and store what it launches."""
-    folder: Path = arguments.folder
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="phos-bench-") as name:
-        place = Path(name)
-        hooks_folder(place / "run").mkdir(parents=True)
-        program = start(place / "log", place / "run", *arguments.program, hooked=True)
-        try:
-            await_lines(place / "log", _LINES)
-            pid = program.process.pid
-            with closing(HookLink(pid, place / "run")) as link:
-                link.connect()
-                counts = counted(link, arguments.seconds)
-                images = {image.hash: image for image in link.images()}
-            rows: list[Launched] = []
-            for module, kernels in counts.items():
-                rows += stored(pid, images.get(module), kernels, arguments.architecture, folder)
-        finally:
-            program.kill()
-    path = folder / f"{'-'.join(arguments.program).replace('/', '_')}.json"
-    path.write_text(json.dumps(rows))
-    print(f"{len(rows)} kernels, launched {sum(row.launches for row in rows)} times: {path}")
-
-
-def counted(link: HookLink, seconds: float) -> dict[int, dict[str, int]]:
-    """Return the launches of ``seconds`` by module and name."""
-    deadline = time.monotonic() + _PATIENCE
-    while not link.close_gate(_PATIENCE).settled:
-        if time.monotonic() > deadline:
-            raise SystemExit("the program does not come to rest")
-    rows = [(block.id, -(-block.size // CHUNK)) for block in link.list_blocks()]
-    found: defaultdict[int, dict[str, int]] = defaultdict(dict)
-    with ChunkMap.create(rows, []) as chunk_map:
-        link.arm(chunk_map.fd, [])
-        chunk_map.watch()  # launches are counted from now on, and wait for nothing
-        link.open_gate()
-        time.sleep(seconds)
-        for kernel in link.kernels():
-            found[kernel.module][kernel.name] = kernel.launches
-        link.forget()
-    return found
-
-
-def stored(
-    pid: int,
-    image: CodeImage | None,
-    kernels: Mapping[str, int],
-    architecture: int,
-    folder: Path,
-) -> Iterable[Launched]:
-    """Store the code of kernels of an image, and yield them."""
-    library = library_of(pid, image)
-    data = None if image is None else code_of(pid, image)
-    code: dict[str, str] = {}
-    for entry in entries(data) if data is not None else ():
-        if entry.form is Form.CUBIN and entry.architecture not in (0, architecture):
-            continue
-        content = entry.read()
-        # PTX is compiled whole; which kernels it has, the analysis says.
-        has = set(read(content)) if entry.form is Form.CUBIN else set(kernels)
-        wanted = has & (kernels.keys() - code.keys())
-        if wanted:
-            name = f"{hashlib.sha256(content).hexdigest()[:16]}.{entry.form.value}"
-            (folder / name).write_bytes(content)
-            code |= dict.fromkeys(wanted, name)
-    for name, launches in kernels.items():
-        yield Launched(name, launches, library, code.get(name, ""))
-
-
-def code_of(pid: int, image: CodeImage) -> bytes | None:
-    """Return the bytes of an image, or None if they cannot be had."""
-    process = procfs.process_id(pid)
-    if process is None:
-        return None
-    try:
-        with fetch(process, image, threading.Event()) as module:
-            return os.pread(module.file, module.size, 0)
-    except Unsupported:
-        return None
-
-
-def library_of(pid: int, image: CodeImage | None) -> str:
-    """Return the file name of the loaded library that an image is in, or how it came otherwise."""
-    if image is None:
-        return "unknown"
-    if image.held is not Held.IN_OBJECT:
-        return "a file" if image.held is Held.IN_FILE else "compiled at run time"
-    for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
-        fields = line.split(maxsplit=5)
-        begin, end = (int(number, 16) for number in fields[0].split("-"))
-        if begin <= image.address < end and len(fields) > 5:
-            return Path(fields[5]).name
-    return "unknown"
 
 
 def analysed(path: Path, name: str, architecture: int) -> Known:
@@ -265,16 +145,21 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     what = parser.add_subparsers(required=True)
-    for name, do in (("collect", collect), ("table", table)):
+    for name, do in (("collect", collect), ("verdicts", verdicts), ("table", table)):
         one = what.add_parser(name)
         one.set_defaults(do=do)
         one.add_argument("folder", type=Path)
         one.add_argument("--architecture", type=int, default=90)
-        if do is collect:
-            one.add_argument("--seconds", type=float, default=3.0, help="that are counted")
-            one.add_argument("program", nargs="+")
-        else:
+        if do is table:
             one.add_argument("--patience", type=float, default=60.0, help="seconds for a kernel")
+            continue
+        one.add_argument("--seconds", type=float, default=3.0, help="that are counted")
+        one.add_argument("program", nargs="+")
+        if do is verdicts:
+            one.add_argument("--state", default="/dev/shm", help="where what is found goes")
+            one.add_argument(
+                "--analyse-seconds", type=float, default=300.0, help="that it may take"
+            )
     arguments = parser.parse_args()
     arguments.do(arguments)
 

@@ -9,7 +9,7 @@ Prints the tables in Markdown. Each row of a table is one line of the file, in i
 import argparse
 import json
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 from xml.sax.saxutils import escape
@@ -33,6 +33,9 @@ def main() -> None:
         print(costs(series))
         print("\nThe time stolen, and the hook's looks:\n")
         print(slowdowns(series))
+        if pairs := with_and_without(series):
+            print("\nWithout and with analysis of what is launched:\n")
+            print(beside(pairs))
         print("\nThe median stop, in seconds:\n")
         rows = [medians(line) for line in series]
         print(table(rows, "checkpoint_phases_s", STOP, "stop_s"))
@@ -106,23 +109,15 @@ def slowdowns(series: Sequence[Row]) -> str:
             continue
         usual = statistics.median(one["usual_iteration_s"] for one in done)
         parts = {
-            part: [
-                one[part]["seconds"]
-                - one[part]["count"] * usual
-                - (one["stop_s"] if part == "drain" else 0)
-                for one in done
-            ]
+            part: [_stolen_in(one, part, usual) for one in done]
             for part in ("before", "drain", "after")
         }
         draining = [one["draining_s"] for one in done]
-        slower = statistics.median(
-            stolen / seconds for stolen, seconds in zip(parts["drain"], draining, strict=True)
-        )
         cells = [
             name(line),
             f"{statistics.median(draining):.2f}",
             ", ".join(f"{statistics.median(part):.3f}" for part in parts.values()),
-            f"{slower:.1%}",
+            f"{_slower(done):.1%}",
             _whole(done),
             *_looks([one["details"] for one in done]),
         ]
@@ -151,6 +146,75 @@ def _looks(details: Sequence[Row]) -> tuple[str, str]:
     if slowest:  # an older phosd has not recorded it
         told += f", {max(slowest) * 1e6:.2f}"
     return f"{waited:.3f}", told
+
+
+def with_and_without(series: Sequence[Row]) -> list[tuple[Row, Row]]:
+    """Return the series whose program's kernels were analysed, each behind the same without."""
+    without = {name(line): line for line in series if not line.get("analysed")}
+    return [
+        (without[plain], line)
+        for line in series
+        if line.get("analysed") and (plain := name(line | {"analysed": None})) in without
+    ]
+
+
+def beside(pairs: Sequence[tuple[Row, Row]]) -> str:
+    """Return a Markdown table with what is measured without analysis and with it in each cell.
+
+    ``submissions`` is how many launches were predicted, copies and sets included, and checked by
+    digests afterwards.
+    """
+    columns: tuple[tuple[str, Callable[[Sequence[Row]], str]], ...] = (
+        ("checkpoints", lambda done: f"{len(done)}"),
+        ("needless shadows", lambda done: _drained(done)[1]),
+        ("slowdown while draining", lambda done: f"{_slower(done):.1%}"),
+        ("wholly in it: count, slower by", _whole),
+        ("a look: median, p99, p99.9, worst (µs)", _slow_looks),
+        ("submissions", lambda done: f"{_sum(done, 'submissions')}"),
+        ("wrong guesses", lambda done: f"{sum(one['wrong_guesses'] for one in done)}"),
+    )
+    heads = [f"{head}: without, with" for head, _ in columns]
+    lines = [
+        "| " + " | ".join(["series", "kernels: analysed, with unknowns", *heads]) + " |",
+        "| --- |" + " ---: |" * (1 + len(columns)),
+    ]
+    for pair in pairs:
+        done = [[one for one in line["checkpoints"] if "stop_s" in one] for line in pair]
+        found = pair[1]["analysed"]
+        cells = [f"{found['kernels']}, {found['unknown']}"]
+        cells += ["; ".join(map(tell, done)) for _, tell in columns]
+        lines.append("| " + " | ".join([name(pair[0]), *cells]) + " |")
+    return "\n".join(lines)
+
+
+def _slow_looks(done: Sequence[Row]) -> str:
+    """Return how long looks took, in microseconds: the most of all checkpoints, but the median of
+    their medians.
+    """
+    found = []
+    for key, of in (("median", statistics.median), ("p99", max), ("p999", max), ("worst", max)):
+        took = [one["details"].get(f"look_{key}_seconds") for one in done]
+        told = [each * 1e6 for each in took if each is not None]
+        found.append(f"{of(told):.2f}" if told else "")  # an older phosd has not recorded it
+    return ", ".join(found)
+
+
+def _sum(done: Sequence[Row], figure: str) -> int:
+    return sum(one["details"].get(figure) or 0 for one in done)
+
+
+def _stolen_in(one: Row, part: str, usual: float) -> float:
+    """Return the time stolen in the iterations of a part; of the drain, less the stop."""
+    stopped = one["stop_s"] if part == "drain" else 0.0
+    seconds, count = float(one[part]["seconds"]), int(one[part]["count"])
+    return seconds - count * usual - float(stopped)
+
+
+def _slower(done: Sequence[Row]) -> float:
+    """Return the median share of a drain that it stole from the program."""
+    usual = statistics.median(one["usual_iteration_s"] for one in done)
+    shares = (_stolen_in(one, "drain", usual) / float(one["draining_s"]) for one in done)
+    return statistics.median(shares)
 
 
 def _stolen(done: Sequence[Row]) -> list[float]:
@@ -187,6 +251,7 @@ def name(row: Row) -> str:
         limit = "" if row.get("shadow_limit") is None else ", no shadows"
         kind = ", on write" if row.get("on_write") else ""
         kind += ", incremental" if row["incremental"] else ""
+        kind += ", analysed" if row.get("analysed") else ""
         program = (
             row["series"].replace(" --deterministic", "").replace("--size ", "").replace("--", "")
         )

@@ -2,7 +2,7 @@
 
     python -m bench.series [--mode concurrent|recopy|stop|driver] [--count N] [--kill TIMES]
         [--state DIR] [--memory-tier SIZE [--in-memory]] [--incremental] [--audit] [--seconds S]
-        [--against N] [--torchrun RANKS] -- PROGRAM [ARGUMENTS]
+        [--against N] [--torchrun RANKS] [--analyse] -- PROGRAM [ARGUMENTS]
 
 PROGRAM is one of ``bench/programs``; it runs under the hook (except in mode ``driver``) and prints
 one line per iteration with its seconds and its end. ``--torchrun`` starts one process of it for
@@ -10,8 +10,10 @@ each of RANKS GPUs. ``--kill`` kills it with its tree after the last checkpoint,
 compares its further output, again and again. ``--against N`` first runs it without hook and
 checkpoints, and compares the values of the first N iterations. ``--memory-tier`` makes images in
 memory; ``durable_s`` are the seconds from the request until one is on the disk, too, where it is
-written unless ``--in-memory`` is given. Prints one JSON object; each checkpoint by itself on the
-standard error, as it is made.
+written unless ``--in-memory`` is given. ``--analyse`` has what the program launches analysed
+before the first checkpoint, so that the hook knows what launches write; what is found stays in DIR,
+for the next series. Prints one JSON object; each checkpoint by itself on the standard error, as it
+is made.
 """
 
 import argparse
@@ -27,6 +29,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from bench.analysing import analyse
 from bench.checkpoint import Iteration, Training, hugepages
 from phosd.cli.environment import do_without_what_cannot_be_saved
 from phosd.engine.image.manifest import Manifest
@@ -39,6 +42,8 @@ from phosd.errors import PhosError
 from phosd.service.config import size
 
 PROGRAMS = Path(__file__).parent / "programs"
+STATE = "phos-series"
+"""The state folder, in the folder that is given for it."""
 _SETTLE = 10
 """Iterations before the first checkpoint."""
 
@@ -184,7 +189,7 @@ def new_bytes(manifest: Manifest, node: Node) -> int:
 
 def case(arguments: argparse.Namespace, folder: Path) -> dict[str, object]:
     """Make a series of checkpoints of one program."""
-    state = Path(arguments.state) / "phos-series"
+    state = Path(arguments.state) / STATE
     config = NodeConfig(
         state,
         folder / "run",
@@ -204,6 +209,9 @@ def case(arguments: argparse.Namespace, folder: Path) -> dict[str, object]:
             ranks=arguments.torchrun,
         )
         training.wait_for(_SETTLE)
+        analysed = None
+        if arguments.analyse:
+            analysed = analyse(node, training.process.pid, arguments.analyse_seconds).row()
         at = training.lines()
         training.wait_for(_SETTLE)
         usual = statistics.median(training.seconds(at))
@@ -237,6 +245,7 @@ def case(arguments: argparse.Namespace, folder: Path) -> dict[str, object]:
             "memory_tier": arguments.memory_tier,
             "shadow_limit": arguments.shadow_limit,
             "on_write": arguments.on_write,
+            "analysed": analysed,
             "device_bytes": manifest.device_bytes if manifest else None,
             "blocks": len(manifest.blocks) if manifest else None,
             "free_bytes": node.movers.mover(0).free_memory()[0],
@@ -307,6 +316,10 @@ def main() -> None:
     parser.add_argument("--shadow-limit", type=int, help="bytes of shadow memory, at most")
     parser.add_argument("--on-write", action="store_true", help="no snapshots: copy on write")
     parser.add_argument("--audit", action="store_true", help="count what was saved without need")
+    parser.add_argument("--analyse", action="store_true", help="what is launched, before")
+    parser.add_argument(
+        "--analyse-seconds", type=float, default=300.0, help="that it may take (%(default)s)"
+    )
     parser.add_argument("--against", type=int, default=0, help="iterations to compare with a twin")
     parser.add_argument("program", nargs="+")
     arguments = parser.parse_args()
