@@ -161,8 +161,9 @@ build/.release-packages: packaging/system_packages.sh
 
 setup-containers: build/.container-packages
 
-build/.container-packages: packaging/system_packages.sh
+build/.container-packages: packaging/system_packages.sh packaging/install_crun.py
 	@packaging/system_packages.sh containers
+	@$(STEP) "crun" $(LOGS)/crun.log $(PYTHON) packaging/install_crun.py build/crun
 	@touch $@
 
 build/.boot-packages: packaging/system_packages.sh

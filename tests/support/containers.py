@@ -30,6 +30,8 @@ HOOK_FOLDER = {
 }
 """What `phos setup-container-runtime` has runtimes mount."""
 FIRST_MAPPED = 100_000
+CRUN = CHECKOUT / "build/crun/crun"
+"""Where `make setup-containers` puts a crun that hands its settings on to CRIU."""
 _NEEDED = ("/usr", "/etc", sys.base_prefix, sys.prefix, str(CHECKOUT))
 _READ_ONLY = [
     path
@@ -37,6 +39,8 @@ _READ_ONLY = [
     if not any(other != path and Path(path).is_relative_to(other) for other in _NEEDED)
 ]
 """Nothing within another one: at a restore runc leaves its mount behind."""
+_UNIFIED = "/sys/fs/cgroup/unified"
+_ALONE = ["unshare", "--mount", "sh", "-c"]
 _LINKS = ("bin", "lib", "lib64", "sbin")
 
 
@@ -107,18 +111,21 @@ def run_by_runc(
     user_namespace: bool = False,
     more: Sequence[Mapping[str, object]] = (),
     criu: str = "",
+    read_only: bool = False,
+    runtime: str = "runc",
 ) -> Iterator[Contained]:
-    """Run a target program in a container of runc's, which has ``more`` mounts. ``criu`` is what
-    the settings of its CRIU say.
+    """Run a target program in a container of runc's, or of a ``runtime`` with the same commands,
+    which has ``more`` mounts, and perhaps a root that is ``read_only``. ``criu`` is what the
+    settings of its CRIU say.
     """
     bundle = place / "bundle"
     bundle.mkdir()
-    subprocess.run(["runc", "spec"], cwd=bundle, check=True)
+    subprocess.run([runtime, "spec"], cwd=bundle, check=True)
     spec = json.loads((bundle / "config.json").read_text())
     process, linux = spec["process"], spec["linux"]
     process |= {"terminal": False, "args": command(program, place), "rlimits": []}
     process["env"] = [f"{name}={value}" for name, value in environment(place).items()]
-    spec["root"] = {"path": str(rootfs(place)), "readonly": False}
+    spec["root"] = {"path": str(rootfs(place)), "readonly": read_only}
     spec["mounts"] += [bound(source, "ro") for source in _READ_ONLY]
     spec["mounts"] += [bound(path, "rw") for path in (shared(place), software_gpus())]
     spec["mounts"] += [HOOK_FOLDER, *more]
@@ -131,10 +138,12 @@ def run_by_runc(
         place.chmod(0o755)
         for folder_of_root in (place / "rootfs", *(place / "rootfs").iterdir()):
             os.chown(folder_of_root, FIRST_MAPPED, FIRST_MAPPED, follow_symlinks=False)
+    if Path(runtime).name == "crun":  # crun 1.28 does not restore what masks a folder
+        linux["maskedPaths"] = [each for each in linux["maskedPaths"] if not Path(each).is_dir()]
     (place / "criu.conf").write_text(criu)
     spec["annotations"] = {"org.criu.config": str(place / "criu.conf")}
     (bundle / "config.json").write_text(json.dumps(spec))
-    runc = Runc(place, f"phos-test-{secrets.token_hex(4)}")
+    runc = Runc(place, f"phos-test-{secrets.token_hex(4)}", runtime)
     made = ("--bundle", str(bundle), "--pid-file", str(place / "pid"))
     words = [*runc.words, "run", *made, runc.name]
     with _running(words, [*runc.words, "delete", "--force", runc.name], program, place) as target:
@@ -144,14 +153,21 @@ def run_by_runc(
 
 @dataclass(frozen=True)
 class Runc:
-    """A container of runc's, and its checkpoints; CRIU is the one that phosd uses."""
+    """A container of runc's, or of another ``runtime`` with its commands, and its checkpoints; CRIU
+    is the one that phosd uses.
+    """
 
     place: Path
     name: str
+    runtime: str = "runc"
 
     @property
     def words(self) -> list[str]:
-        return ["runc", f"--root={self.place / 'runc'}"]
+        words = [self.runtime, f"--root={self.place / 'runc'}"]
+        if Path(self.runtime).name != "crun":
+            return words
+        # It refuses to run where there are cgroups of both versions.
+        return [*_ALONE, f'umount {_UNIFIED} 2>/dev/null; exec "$0" "$@"', *words]
 
     def checkpoint(self, folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
         """Save the container into a folder."""

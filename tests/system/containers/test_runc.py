@@ -1,10 +1,12 @@
-"""A GPU program in a container of runc's is saved and restored by runc's own commands."""
+"""A GPU program in a container of runc's or crun's is saved and restored by its own commands."""
 
 import os
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+import pytest
 
 from phosd.engine.system.native import runtime_plugins
 from tests.node.checkpoint_restore.cycle import Undisturbed
@@ -20,9 +22,25 @@ __all__ = ["bus", "place", "undisturbed"]
 LIBDIR = f"libdir {runtime_plugins()}\n"
 
 
+RUNTIMES = [
+    "runc",
+    pytest.param(
+        str(containers.CRUN),
+        marks=pytest.mark.skipif(
+            not containers.CRUN.exists(), reason="`make setup-containers` fetches crun"
+        ),
+        id="crun",
+    ),
+]
+
+
 @contextmanager
-def running(place: Path) -> Iterator[tuple[Contained, Runc]]:
-    with containers.run_by_runc("single", place, criu=LIBDIR) as target:
+def running(
+    place: Path, runtime: str = "runc", *, read_only: bool = False
+) -> Iterator[tuple[Contained, Runc]]:
+    with containers.run_by_runc(
+        "single", place, criu=LIBDIR, runtime=runtime, read_only=read_only
+    ) as target:
         assert target.runc is not None
         target.wait_for_steps(3)
         yield target, target.runc
@@ -39,10 +57,11 @@ def right(target: Contained, undisturbed: Undisturbed) -> None:
     assert values == {step: expected[step] for step in values}
 
 
+@pytest.mark.parametrize("runtime", RUNTIMES)
 def test_saved_while_it_runs_on_then_ended_and_restored_twice(
-    bus: str, place: Path, undisturbed: Undisturbed
+    runtime: str, bus: str, place: Path, undisturbed: Undisturbed
 ) -> None:
-    with phosd(bus, place), running(place) as (target, runc):
+    with phosd(bus, place), running(place, runtime, read_only=True) as (target, runc):
         for name in ("one", "two"):
             succeeded(runc.checkpoint(place / name, "--leave-running"), place)
             target.more_steps(2)
