@@ -22,8 +22,8 @@ def suffices(crun: str | Path) -> bool:
     if shutil.which(crun) is None:
         return False
     told = run([crun, "--version"], "asking crun for its version")
-    found = re.search(r"crun version ([\d.]+)", told)
-    return bool(found) and version_tuple(found.group(1)) >= MINIMUM and "+CRIU" in told
+    (version,) = re.findall(r"crun version ([\d.]+)", told) or ["0"]
+    return version_tuple(version) >= MINIMUM and "+CRIU" in told
 
 
 def fetch(folder: Path, prefix: Path) -> None:
@@ -45,7 +45,7 @@ def fetch(folder: Path, prefix: Path) -> None:
         shutil.copy2(library, prefix / "lib" / library.name, follow_symlinks=False)
     shutil.copy2(folder / "root/usr/bin/crun", prefix)
     (loader,) = (prefix / "lib").glob("ld-linux*.so.*")
-    own = ["--set-interpreter", loader, "--force-rpath", "--set-rpath", prefix / "lib"]
+    own = ["--set-interpreter", str(loader), "--force-rpath", "--set-rpath", str(prefix / "lib")]
     run(["patchelf", *own, prefix / "crun"], "having crun use its own libraries")
 
 
