@@ -2,7 +2,9 @@
 
     python -m bench.kernels collect FOLDER [--seconds S] [--architecture N] -- PROGRAM [ARGUMENTS]
     python -m bench.kernels verdicts FOLDER [--seconds S] [--state DIR] -- PROGRAM [ARGUMENTS]
+    python -m bench.kernels twice FOLDER [--seconds S] [--instances K] -- PROGRAM [ARGUMENTS]
     python -m bench.kernels table FOLDER [--architecture N] [--patience S]
+    python -m bench.kernels truth FOLDER [--architecture N] [--patience S]
 
 ``collect`` runs one of ``bench/programs`` under the hook, as root, and counts for some seconds what
 it launches; it stores the counts, and the code of these kernels, in FOLDER. ``verdicts`` does the
@@ -13,6 +15,12 @@ the analysis finds stays in DIR, as that of ``bench.series``; several programs m
 Markdown: for each program and each library, the share of launches of kernels whose roles and ranges
 are known, of those that may always be run again, of which a launch's parameters decide that, or
 that never may, and why what is unknown is.
+
+``twice`` runs a program without the hook on a real GPU, and the first K launches of each kernel and
+grid a second time: was memory the same after both? ``truth`` compares that with the verdicts on the
+same launches, by the hook's code and by the analysis in Python, on any machine: the table has, of
+the instances that are idempotent in truth, those that got no such verdict (missed), and those that
+got it wrongly, which are then listed; there must be none. What is idempotent by chance counts, too.
 """
 
 import argparse
@@ -25,6 +33,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bench.launches import Launched, collect
+from bench.rerun import twice
+from bench.truth import truth
 from bench.verdicts import verdicts
 from phosd.engine.analysis.idempotency import Idempotent, of_kernel
 from phosd.engine.analysis.opcodes import Use
@@ -145,16 +155,24 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     what = parser.add_subparsers(required=True)
-    for name, do in (("collect", collect), ("verdicts", verdicts), ("table", table)):
+    programs = {"collect": collect, "verdicts": verdicts, "twice": twice}
+    for name, do in (programs | {"table": table, "truth": truth}).items():
         one = what.add_parser(name)
         one.set_defaults(do=do)
         one.add_argument("folder", type=Path)
         one.add_argument("--architecture", type=int, default=90)
-        if do is table:
+        if name not in programs:
             one.add_argument("--patience", type=float, default=60.0, help="seconds for a kernel")
             continue
-        one.add_argument("--seconds", type=float, default=3.0, help="that are counted")
         one.add_argument("program", nargs="+")
+        if do is twice:
+            one.add_argument("--seconds", type=float, default=90.0, help="that it may run")
+            one.add_argument("--quiet", type=float, default=15.0, help="that end it earlier")
+            one.add_argument("--instances", type=int, default=3, help="of a kernel and grid")
+            help_of_percent = "of the GPU's memory, for a copy of the program's (%(default)s)"
+            one.add_argument("--percent", type=int, default=40, help=help_of_percent)
+        else:
+            one.add_argument("--seconds", type=float, default=3.0, help="that are counted")
         if do is verdicts:
             one.add_argument("--state", default="/dev/shm", help="where what is found goes")
             one.add_argument(

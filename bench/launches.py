@@ -8,7 +8,7 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,6 +29,8 @@ from phosd.errors import Unsupported
 _LINES = 3
 """Of output before launches are counted."""
 _PATIENCE = 30.0
+COMPILED, FILE, UNKNOWN = "compiled at run time", "a file", "unknown"
+"""Instead of a library: where code came from."""
 
 
 class Launched(NamedTuple):
@@ -120,20 +122,30 @@ def _stored(
     library = library_of(pid, image)
     data = None if image is None else code_of(pid, image)
     names = {kernel.name for kernel in kernels}
+    code = {} if data is None else store_code(data, names, architecture, folder)
+    for kernel in kernels:
+        yield Launched(kernel.name, kernel.launches, library, code.get(kernel.name, ""))
+
+
+def store_code(data: bytes, names: Set[str], architecture: int, folder: Path) -> dict[str, str]:
+    """Store those parts of an image in a folder that have kernels of these names; return the name
+    of the file for each.
+    """
     code: dict[str, str] = {}
-    for entry in entries(data) if data is not None else ():
+    for entry in entries(data):
         if entry.form is Form.CUBIN and entry.architecture not in (0, architecture):
             continue
         content = entry.read()
         # PTX is compiled whole; which kernels it has, the analysis says.
-        has = set(read(content)) if entry.form is Form.CUBIN else names
+        has = set(read(content)) if entry.form is Form.CUBIN else set(names)
         wanted = has & (names - code.keys())
         if wanted:
             name = f"{hashlib.sha256(content).hexdigest()[:16]}.{entry.form.value}"
             (folder / name).write_bytes(content)
             code |= dict.fromkeys(wanted, name)
-    for kernel in kernels:
-        yield Launched(kernel.name, kernel.launches, library, code.get(kernel.name, ""))
+        if names <= code.keys():
+            break  # to decompress the rest may take long
+    return code
 
 
 def code_of(pid: int, image: CodeImage) -> bytes | None:
@@ -151,12 +163,12 @@ def code_of(pid: int, image: CodeImage) -> bytes | None:
 def library_of(pid: int, image: CodeImage | None) -> str:
     """Return the file name of the loaded library that an image is in, or how it came otherwise."""
     if image is None:
-        return "unknown"
+        return UNKNOWN
     if image.held is not Held.IN_OBJECT:
-        return "a file" if image.held is Held.IN_FILE else "compiled at run time"
+        return FILE if image.held is Held.IN_FILE else COMPILED
     for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
         fields = line.split(maxsplit=5)
         begin, end = (int(number, 16) for number in fields[0].split("-"))
         if begin <= image.address < end and len(fields) > 5:
             return Path(fields[5]).name
-    return "unknown"
+    return UNKNOWN

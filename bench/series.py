@@ -25,8 +25,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from bench.analysing import analyse
@@ -55,10 +56,18 @@ def interpreter(ranks: int) -> list[str]:
 
 
 def start(
-    log: Path, runtime: Path, program: str, *words: str, hooked: bool, ranks: int = 0
+    log: Path,
+    runtime: Path,
+    program: str,
+    *words: str,
+    hooked: bool,
+    ranks: int = 0,
+    settings: Mapping[str, str] = MappingProxyType({}),
 ) -> Training:
-    """Start the program in a session of its own, with torchrun if there are ``ranks``."""
-    environment = os.environ | {"PHOS_RUNTIME_DIR": str(runtime)}
+    """Start the program in a session of its own, with torchrun if there are ``ranks``, and with
+    these ``settings`` in its environment.
+    """
+    environment = os.environ | {"PHOS_RUNTIME_DIR": str(runtime), **settings}
     do_without_what_cannot_be_saved(environment)
     if hooked:
         environment["LD_PRELOAD"] = str(hook_library())
