@@ -31,7 +31,7 @@ COUNT_SECONDS = 5
 """How long it is counted what a program launches."""
 _CACHE_BYTES = 8 << 30
 _HOUR_SECONDS = 1 << 30
-_BATCH = 4
+_BATCH = 2
 """Kernels that one process analyses: each has to find them in the module first."""
 _MODULE_SECONDS = 30
 """Of what is left when the cache is filled: by so much it may go past the deadline."""

@@ -155,21 +155,26 @@ def twice(arguments: argparse.Namespace) -> None:
         }
         training = start(log, place, *arguments.program, hooked=False, settings=settings)
         try:
-            await_end(path, training.process, arguments.seconds, arguments.quiet)
+            stuck = await_end(path, training.process, arguments.seconds, arguments.quiet)
         finally:
-            training.kill()
+            ended = training.process.poll()
+            if ended is None:
+                training.kill()
         records = read_records(path)
+        if ended is not None:  # no program of these does, by itself
+            records.errors.append(f"the program has ended with status {ended}")
         instances = placed(records, folder, arguments.architecture)
         (folder / f"{program}{ENDING}").write_bytes(msgspec.json.encode(instances))
         said = summed_up(records, instances)
+        said["hung"] = [one.kernel for one in instances if one.same is None and stuck]
         print(json.dumps({"twice": " ".join(arguments.program), **said}), flush=True)
         if said["errors"] or said["hung"]:
             sys.exit(f"the program's output ends with:\n{log.read_text()[-_TAIL:]}")
 
 
-def await_end(path: Path, process: "subprocess.Popen[bytes]", seconds: float, quiet: float) -> None:
+def await_end(path: Path, process: "subprocess.Popen[bytes]", seconds: float, quiet: float) -> bool:
     """Wait until the program has ended, for ``seconds``, or until nothing was written for
-    ``quiet`` seconds.
+    ``quiet`` seconds. Returns whether that was the case: a launch that has not ended by then hangs.
     """
     end = time.monotonic() + seconds
     size, changed = 0, time.monotonic()
@@ -179,9 +184,12 @@ def await_end(path: Path, process: "subprocess.Popen[bytes]", seconds: float, qu
             size, changed = now, time.monotonic()
         # The first line comes when the driver is initialised, long before the first launch.
         records = read_records(path)
-        if records.errors or (records.instances and time.monotonic() - changed > quiet):
-            return
+        if records.instances and time.monotonic() - changed > quiet:
+            return True
+        if records.errors:
+            break
         time.sleep(_LOOK_SECONDS)
+    return False
 
 
 def summed_up(records: Records, instances: Sequence[Instance]) -> dict[str, Any]:
@@ -200,7 +208,6 @@ def summed_up(records: Records, instances: Sequence[Instance]) -> dict[str, Any]
         "strays": sum(bool(one.strays) for one in instances),
         "no_code": sum(not one.code for one in instances),
         "skipped": records.skipped,
-        "hung": [one.kernel for one in instances if one.same is None],
         "errors": wrong + records.errors,
     }
 

@@ -4,7 +4,8 @@
 // The driver loads this library where CUDA_INJECTION64_PATH names it, and CUPTI calls it at the
 // entry and the exit of the driver's functions. What may touch device memory passes a gate; a
 // launch that is run twice has it for itself, from its entry to the end of the second run. Nothing
-// is run twice while a stream is captured, since the context cannot be synchronised then.
+// is run twice while a stream is captured, since the context cannot be synchronised then. A program
+// whose kernels wait for what is launched later stands still for ever.
 #include <dlfcn.h>
 #include <pthread.h>
 
