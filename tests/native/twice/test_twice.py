@@ -65,7 +65,8 @@ one, other, table, rest, odd = (allocate(4 * COUNT + more) for more in (0, 0, 0,
 for address, start in ((one, 1), (other, 5), (odd, 7)):
     numbers = np.arange(start, start + COUNT, dtype=np.uint32)
     ck(d.cuMemcpyHtoD(address, numbers.ctypes.data, numbers.nbytes))
-ck(d.cuMemcpyHtoD(table, np.array([one], np.uint64).ctypes.data, 8))
+pointer = ctypes.c_uint64(one)
+ck(d.cuMemcpyHtoD(table, ctypes.addressof(pointer), 8))
 def launch(name, *pointers, call="fake_launch", blocks=BLOCKS):
     values = [ctypes.c_uint64(each) for each in pointers]
     array = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
