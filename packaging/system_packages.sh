@@ -33,7 +33,10 @@ if [ "${1:-}" = boot ]; then
 fi
 [ "${1:-}" != release ] || tool lintian lintian
 tool runc runc
-[ "${1:-}" != containers ] || tool podman podman
+if [ "${1:-}" = containers ]; then
+    tool podman podman
+    tool ctr containerd
+fi
 need "ls /usr/share/keyrings/debian-archive-keyring.*" debian-archive-keyring
 
 if [ -z "$missing" ]; then

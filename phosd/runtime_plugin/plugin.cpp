@@ -12,7 +12,9 @@
 //   await                             the last: until the device memory is written, or the restored
 //                                     program has its GPUs again
 //
-// The answer is a word, `nothing` if no process of the tree uses a GPU, or `error` and a text.
+// The answer is a word, `nothing` if no process of the tree uses a GPU, or `error` and a text. To
+// `snapshot` it is `frozen` if the runtime has frozen the tree before and thaws it after CRIU, as
+// containerd does: it is suspended then.
 // Where phosd does not answer, a checkpoint of a program without a GPU goes on, and any other
 // fails; CRIU lets the program run on then.
 //
@@ -158,8 +160,12 @@ int pause_devices(int pid) {
     if (!asked) {
         asked = true;
         if (connect_to_phosd()) {
-            const bool runs_on = &opts && opts == kRunning;
+            bool runs_on = &opts && opts == kRunning;
             const char* said = ask_about(runs_on ? "snapshot" : "pause", pid);
+            if (runs_on && is(said, "frozen")) {
+                runs_on = false;
+                said = ask_about("pause", pid);
+            }
             if (is(said, "paused")) part = runs_on ? Part::snapshot : Part::paused;
             if (!is(said, "paused") && !is(said, "nothing")) return -1;
             if (is(said, "nothing")) return 0;

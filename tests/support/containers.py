@@ -97,9 +97,12 @@ def environment(place: Path) -> dict[str, str]:
     return harness.environment(hooked=True) | own
 
 
-def command(program: str, place: Path) -> list[str]:
-    """The shell command that runs a target program, with its log in the shared folder."""
-    line = f"exec {sys.executable} {harness.script(program)} 0 >{_log(place)} 2>{_errors(place)}"
+def command(program: str, place: Path, log: str = "") -> list[str]:
+    """The shell command that runs a target program, with its log in the shared folder, or in a file
+    of the container.
+    """
+    to = f">{log or _log(place)} 2>{_errors(place)}"
+    line = f"exec {sys.executable} {harness.script(program)} 0 {to}"
     return ["/bin/sh", "-c", line]
 
 
@@ -145,8 +148,9 @@ def run_by_runc(
     (bundle / "config.json").write_text(json.dumps(spec))
     runc = Runc(place, f"phos-test-{secrets.token_hex(4)}", runtime)
     made = ("--bundle", str(bundle), "--pid-file", str(place / "pid"))
-    words = [*runc.words, "run", *made, runc.name]
-    with _running(words, [*runc.words, "delete", "--force", runc.name], program, place) as target:
+    # Kept: crun fails in a checkpoint that ends a container which is removed at that moment.
+    words = [*runc.words, "run", "--keep", *made, runc.name]
+    with running(words, [*runc.words, "delete", "--force", runc.name], program, place) as target:
         target.runc = runc
         yield target
 
@@ -221,7 +225,7 @@ def run_by_podman(program: str, place: Path, device: str, criu: str = "") -> Ite
     line += ["--network=host", f"--device={device}", *limits, *binds, *variables]
     line += [f"--annotation=org.criu.config={place / 'criu.conf'}", "--rootfs", str(rootfs(place))]
     end = [*podman.words, "rm", "--force", "--ignore", podman.name]
-    with _running([*line, *command(program, place)], end, program, place) as target:
+    with running([*line, *command(program, place)], end, program, place) as target:
         target.podman = podman
         yield target
 
@@ -257,7 +261,7 @@ class Podman:
 
 
 @contextmanager
-def _running(
+def running(
     words: Sequence[str | Path], end: Sequence[str], program: str, place: Path
 ) -> Iterator[Contained]:
     """Run a runtime, which writes the pid of the program into a file; ``end`` ends the container
@@ -282,6 +286,16 @@ def unmount_below(place: Path) -> None:
     for line in reversed(Path("/proc/self/mounts").read_text().splitlines()):
         if Path(mounted := line.split()[1]).is_relative_to(place / "rootfs"):
             subprocess.run(["umount", "--lazy", mounted], check=True)
+
+
+def mounts_for_ctr(place: Path) -> Iterator[str]:
+    """The mounts of a container, as ``ctr`` wants them."""
+    binds = [(path, "rbind:ro") for path in _READ_ONLY]
+    binds += [(str(path), "rbind:rw") for path in (shared(place), software_gpus())]
+    for path, how in binds:
+        yield f"type=bind,src={path},dst={path},options={how}"
+    options = ":".join(HOOK_FOLDER["options"])
+    yield f"type=tmpfs,src=tmpfs,dst={HOOK_FOLDER['destination']},options={options}"
 
 
 def _pid(runtime: "subprocess.Popen[str]", place: Path) -> str:

@@ -11,7 +11,7 @@ Images of device memory are in the folder of the runtime's, so that they come an
 """
 
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 
 from phosd.engine.criu.runtime_dump import RuntimeDump
 from phosd.engine.faults import Point, point
@@ -39,14 +39,17 @@ from phosd.engine.operations.suspend import (
     suspend,
 )
 from phosd.engine.program.group import discover_group, explain_death
-from phosd.engine.program.process import is_gpu_process
+from phosd.engine.program.process import is_gpu_process, uses_cuda
 from phosd.engine.program.tree import scan
+from phosd.engine.system import cgroups
 from phosd.errors import Reason, Unsupported
 
 
 def uses_gpus(pid: int) -> bool:
     """Return whether a process of the tree of ``pid`` uses a GPU."""
-    return any(is_gpu_process(each.pid) for each in scan(pid).living)
+    pids = [each.pid for each in scan(pid).living if uses_cuda(each.pid)]
+    with cgroups.thawed(pid) if pids else nullcontext():  # who is frozen does not tell the driver
+        return any(map(is_gpu_process, pids))
 
 
 def pause(node: Node, pid: int, progress: Progress) -> Suspended:

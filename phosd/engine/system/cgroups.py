@@ -1,14 +1,16 @@
-"""Read in which cgroups a process is, and what these limit.
+"""Read in which cgroups a process is, and what these limit; thaw and freeze them.
 
 A hierarchy is named as in ``/proc/pid/cgroup``: the controllers of a v1 hierarchy, or the empty
 string for the unified one.
 """
 
 import contextlib
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from phosd.engine.system import procfs
+from phosd.errors import Timeout
 
 UNIFIED = ""
 
@@ -18,6 +20,9 @@ _AMOUNTS = {
     "memory": ("memory.max", "memory.high", "memory.swap.max"),
     "pids": ("pids.max",),
 }
+_FREEZING_SECONDS = 10.0
+"""What the kernel may take for it: a process may wait for a disk."""
+_LOOK_SECONDS = 0.001
 _SETS = ("cpuset.cpus", "cpuset.mems")
 
 
@@ -48,6 +53,57 @@ def frozen(hierarchy: str, path: str) -> bool:
     return "frozen 1" in _text(place / "cgroup.events") or _text(
         place / "freezer.state"
     ).strip() in ("FROZEN", "FREEZING")
+
+
+def freezers(pid: int) -> Iterator[tuple[str, str]]:
+    """Yield hierarchy and path of the cgroups of a process that are frozen."""
+    for hierarchy, path in memberships(pid).items():
+        may_freeze = hierarchy == UNIFIED or "freezer" in hierarchy.split(",")
+        if may_freeze and frozen(hierarchy, path):
+            yield hierarchy, path
+
+
+@contextlib.contextmanager
+def thawed(pid: int) -> Iterator[None]:
+    """Thaw the cgroup of a process inside the context, if it is frozen, and freeze it again. One
+    that is frozen with another above it stays so. Raises :class:`Timeout` if it does not freeze.
+    """
+    found = [place for one in freezers(pid) if (place := folder(*one)) and _freezes_itself(place)]
+    with contextlib.ExitStack() as again:
+        for place in found:
+            again.callback(_freeze, place)
+            _set_frozen(place, frozen=False)
+        yield
+
+
+def _freezes_itself(place: Path) -> bool:
+    return "1" in (
+        _text(place / "cgroup.freeze").strip(),
+        _text(place / "freezer.self_freezing").strip(),
+    )
+
+
+def _set_frozen(place: Path, *, frozen: bool) -> None:
+    if (unified := place / "cgroup.freeze").exists():
+        unified.write_text("1" if frozen else "0")
+    else:
+        (place / "freezer.state").write_text("FROZEN" if frozen else "THAWED")
+
+
+def _freeze(place: Path) -> None:
+    end = time.monotonic() + _FREEZING_SECONDS
+    while place.exists():  # it has processes
+        _set_frozen(place, frozen=True)
+        if "frozen 1" in _text(place / "cgroup.events"):
+            return
+        if _text(place / "freezer.state").strip() == "FROZEN":
+            return
+        if time.monotonic() > end:
+            raise Timeout(
+                f"the cgroup {place} was thawed for a moment, and does not freeze again",
+                hint="a process of it waits in the kernel (`ps -o state,wchan`); freeze it later",
+            )
+        time.sleep(_LOOK_SECONDS)
 
 
 def limits(cgroups: Mapping[str, str]) -> dict[str, str]:

@@ -76,13 +76,11 @@ def _why_still(pid: int) -> tuple[str, str] | None:
     if procfs.stands_still(pid):
         way_out = f"let it go on (`kill -CONT {pid}`, or detach the debugger)"
         return "is stopped, by a signal or a debugger", way_out
-    for hierarchy, path in cgroups.memberships(pid).items():
-        may_freeze = hierarchy == cgroups.UNIFIED or "freezer" in hierarchy.split(",")
-        if may_freeze and cgroups.frozen(hierarchy, path):
-            return (
-                f"is frozen, with its cgroup {path}",
-                "thaw it (`docker unpause`, `systemctl thaw`)",
-            )
+    for _, path in cgroups.freezers(pid):
+        return (
+            f"is frozen, with its cgroup {path}",
+            "thaw it (`docker unpause`, `systemctl thaw`)",
+        )
     return None
 
 

@@ -12,6 +12,7 @@ import os
 import socket
 import stat
 from collections.abc import Callable, Coroutine
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from phosd.engine.criu.runtime_dump import RuntimeDump, is_held
 from phosd.engine.job.experience import Experience
 from phosd.engine.job.progress import Progress
 from phosd.engine.node.suspended import Suspended
+from phosd.engine.system import cgroups
 from phosd.engine.system.sockets import peer_of
 from phosd.errors import InvalidOption, NoSuchProcess, PhosError
 from phosd.service.history.history import History
@@ -257,9 +259,20 @@ class _Talk:
             return f"error {error}"
 
     async def _pause(self, pid: int) -> str:
+        """Suspend a program. One that the runtime has frozen runs meanwhile, and is frozen again
+        before CRIU holds it.
+        """
         if not await asyncio.to_thread(self._engine.uses_gpus, pid):
             return "nothing"
-        target = identify(pid)
+        thaw = ExitStack()
+        try:
+            await asyncio.to_thread(thaw.enter_context, cgroups.thawed(pid))
+            await self._suspend(identify(pid))
+        finally:
+            await asyncio.to_thread(thaw.close)
+        return "paused"
+
+    async def _suspend(self, target: Target) -> None:
 
         def work(progress: Progress) -> Outcome:
             require_same(target)
@@ -267,9 +280,10 @@ class _Talk:
             return Outcome(self._paused.where, self._paused.where)
 
         await self._jobs.table.result(self._jobs.submit("suspend", target, work))
-        return "paused"
 
     async def _snapshot(self, pid: int) -> str:
+        if any(await asyncio.to_thread(lambda: [*cgroups.freezers(pid)])):
+            return "frozen"  # by the runtime, until CRIU has ended: it cannot run on before
         if not await asyncio.to_thread(self._engine.uses_gpus, pid):
             return "nothing"
         loop, stands = asyncio.get_running_loop(), asyncio.Event()

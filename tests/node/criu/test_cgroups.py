@@ -5,6 +5,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from phosd.engine.program import tree
 from phosd.engine.system import cgroups, procfs
 from phosd.errors import Busy, Unsupported
 from tests.node.criu.life import COUNTER, USER, Life, wait_for
+from tests.support.harness import running
 
 LIMIT = 4 << 30
 
@@ -153,24 +155,56 @@ def test_a_process_with_limits_of_its_own(lives: Callable[[int], Life], limited:
 
 def test_a_frozen_cgroup() -> None:
     """Nobody could end what is restored into it."""
+    with frozen_cgroup() as (name, path, folder):
+        saved = Cgroups({name: path}, {})
+        with pytest.raises(Busy, match="which is frozen"):
+            cgroup_place.place_of(saved, USER, Surroundings({}))
+    folder.mkdir()
+    assert cgroup_place.place_of(saved, USER, Surroundings({})).entries == (
+        folder / "cgroup.procs",
+    )
+    folder.rmdir()
+
+
+def test_thawed_for_a_moment() -> None:
+    """And frozen again, unless it is another one, above it, that is frozen."""
+    with frozen_cgroup() as (name, path, folder), running(["sleep", "1000"]) as sleeper:
+        (folder / "cgroup.procs").write_text(str(sleeper.pid))
+        with cgroups.thawed(sleeper.pid):
+            assert not cgroups.frozen(name, path)
+        assert cgroups.frozen(name, path)
+        (below := folder / "below").mkdir()
+        (below / "cgroup.procs").write_text(str(sleeper.pid))
+        wait_for(lambda: [*cgroups.freezers(sleeper.pid)] == [(name, f"{path}/below")])
+        with cgroups.thawed(sleeper.pid):
+            assert cgroups.frozen(name, f"{path}/below")
+        sleeper.kill()
+        (folder / ("freezer.state" if name else "cgroup.freeze")).write_text(
+            "THAWED" if name else "0"
+        )
+        sleeper.wait()
+        with cgroups.thawed(sleeper.pid):
+            pass  # it has ended
+        wait_for(lambda: not (below / "cgroup.procs").read_text())
+        below.rmdir()
+
+
+@contextmanager
+def frozen_cgroup() -> Iterator[tuple[str, str, Path]]:
+    """A frozen cgroup: its hierarchy, path and folder. It is removed at the end."""
     name = hierarchy("freezer")
     path = f"/phos-test-frozen-{time.monotonic_ns()}"
     folder = cgroups.folder(name, path)
     assert folder is not None
     folder.mkdir()
     switch = folder / ("freezer.state" if name else "cgroup.freeze")
-    saved = Cgroups({name: path}, {})
     try:
         switch.write_text("FROZEN" if name else "1")
         wait_for(lambda: cgroups.frozen(name, path))
-        with pytest.raises(Busy, match="which is frozen"):
-            cgroup_place.place_of(saved, USER, Surroundings({}))
+        yield name, path, folder
     finally:
         switch.write_text("THAWED" if name else "0")
-    assert cgroup_place.place_of(saved, USER, Surroundings({})).entries == (
-        folder / "cgroup.procs",
-    )
-    folder.rmdir()
+        folder.rmdir()
 
 
 MOUNTS = """\

@@ -1,0 +1,40 @@
+"""A GPU program in a container of containerd's is saved and restored by ``ctr``.
+
+containerd freezes a container before it has runc save it.
+"""
+
+from pathlib import Path
+
+import pytest
+
+from tests.node.checkpoint_restore.cycle import Undisturbed
+from tests.node.containers.conftest import place, undisturbed
+from tests.support import containers
+from tests.support.containerd import run_by_ctr
+from tests.support.service import bus
+from tests.system.containers.test_runc import LIBDIR, right
+from tests.system.service.test_end_to_end import phosd
+
+__all__ = ["bus", "place", "undisturbed"]
+
+pytestmark = pytest.mark.skipif(
+    not containers.installed("containerd", "ctr"),
+    reason="`make setup-containers` installs containerd",
+)
+
+
+def test_saved_while_it_is_frozen_then_killed_and_restored(
+    bus: str, place: Path, undisturbed: Undisturbed
+) -> None:
+    with phosd(bus, place), run_by_ctr("single", place, LIBDIR) as (target, ctr):
+        target.wait_for_steps(3)
+        ctr.do("tasks", "checkpoint", f"--image-path={place / 'image'}", ctr.name)
+        target.more_steps(2)
+        ctr.do("containers", "checkpoint", "--task", "--image", "--rw", ctr.name, "saved")
+        target.more_steps(2)
+        target.kill()
+        restored = ctr.restored("restored", "saved")
+        ctr.follow(target, restored.pid)
+        target.more_steps(2)
+        right(target, undisturbed)
+        restored.do("tasks", "rm", "--force", restored.name)
