@@ -37,6 +37,9 @@
 extern "C" {
 __attribute__((weak)) int criu_get_image_dir(void);
 extern __attribute__((weak)) int opts;  // begins with the state in which it leaves the tasks
+// The plugins that an image names, without which CRIU does not restore it.
+__attribute__((weak)) int add_inventory_plugin(const char* name);
+__attribute__((weak)) bool check_and_remove_inventory_plugin(const char* name, size_t size);
 __attribute__((weak, format(printf, 2, 3))) void print_on_level(unsigned level, const char* format,
                                                                 ...);
 }
@@ -51,9 +54,11 @@ constexpr unsigned kError = 1;  // a level of CRIU's log
 constexpr char kDefaultFolder[] = "/run/phos";
 constexpr int kFolder = O_RDONLY | O_DIRECTORY | O_CLOEXEC;
 constexpr char kSaved[] = "phos-";  // begins the name of what phosd writes into CRIU's folder
+constexpr char kName[] = "phos_runtime";
 
 int peer = -1;
 Part part = Part::none;
+bool named = false;  // by the image that is restored: it has device memory
 bool asked = false;  // phosd knows of this tree, or there is nothing to know
 pid_t criu = 0;      // who asks; not the processes that it forks
 char answer[4096];
@@ -181,6 +186,7 @@ int checkpoint_devices(int) {
     if (part != Part::paused && part != Part::snapshot) return 0;
     const bool runs_on = part == Part::snapshot;
     if (!is(ask("save"), runs_on ? "noted" : "saved")) return -1;
+    if (add_inventory_plugin && add_inventory_plugin(kName)) return -1;
     part = runs_on ? Part::held : Part::saved;
     return 0;
 }
@@ -188,18 +194,25 @@ int checkpoint_devices(int) {
 // Called for each process, the root first, when all are made and held. CRIU goes on if it fails.
 int resume_devices_late(int pid) {
     if (task_count < kMostTasks) tasks[task_count++] = pid;
-    if (asked || !has_memory()) return 0;
+    const bool here = !asked && has_memory();
+    if (asked || !(here || named)) return 0;
     asked = true;
     part = Part::failed;
-    if (!connect_to_phosd())
+    if (!here)
+        complain("error the image's folder lacks what phosd has saved in it (phos-...)");
+    else if (!connect_to_phosd())
         complain("error the program's device memory is phosd's to load, which does not answer");
     else if (is(ask_about("restored", pid), "adopted"))
         part = Part::adopted;
     return part == Part::adopted ? 0 : -1;
 }
 
-int init(int) {
+int init(int stage) {
     criu = getpid();
+    // Of an image that tells of no plugins it says that it names every one, again and again.
+    const auto is_named = check_and_remove_inventory_plugin;
+    if (stage == phos::criu::kRestore && is_named)
+        named = is_named(kName, sizeof kName) && !is_named(kName, sizeof kName);
     return 0;
 }
 
@@ -241,7 +254,7 @@ __attribute__((destructor)) void at_exit() {
 extern "C" {
 
 __attribute__((visibility("default"))) phos::criu::Plugin CR_PLUGIN_DESC = {
-    "phos_runtime",
+    kName,
     init,
     end,
     phos::criu::kVersion,

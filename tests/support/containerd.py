@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import secrets
+import signal
 import subprocess
 import tarfile
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ from pathlib import Path
 from phosd.engine.criu.program import Criu
 from tests.support import containers, harness
 from tests.support.containers import Contained
-from tests.support.harness import wait_until
+from tests.support.harness import alive, wait_until
 
 _IMAGE = "localhost/folders:test"
 _LOG = "/dev/shm/log"
@@ -46,6 +47,12 @@ class Ctr:
         done = subprocess.run([*self.words, *words], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr + (self.place / "phosd.log").read_text()
         return done.stdout
+
+    def end(self, target: Contained) -> None:
+        """Kill the program. Who started the container may remove it, too, and be the first."""
+        os.kill(target.first, signal.SIGKILL)
+        wait_until(lambda: not alive(target.first), "the program to end")
+        subprocess.run([*self.words, "tasks", "rm", "--force", self.name], capture_output=True)
 
     def restored(self, name: str, image: str) -> "Ctr":
         """Make a container of a name from an image that has its processes; the container."""

@@ -20,6 +20,7 @@ from pathlib import Path
 from phosd.engine.criu.program import Criu
 from tests.support import harness
 from tests.support.harness import wait_until
+from tests.support.rotation import EVERYTHING
 
 CHECKOUT = Path(__file__).parents[2]
 HOOK_FOLDER = {
@@ -32,6 +33,8 @@ HOOK_FOLDER = {
 FIRST_MAPPED = 100_000
 CRUN = CHECKOUT / "build/crun/crun"
 """Where `make setup-containers` puts a crun that hands its settings on to CRIU."""
+ROUNDS = 20 if EVERYTHING else 1
+"""How often a container is saved while it runs on, saved and ended, and restored."""
 _NEEDED = ("/usr", "/etc", sys.base_prefix, sys.prefix, str(CHECKOUT))
 _READ_ONLY = [
     path
@@ -198,7 +201,7 @@ class Runc:
             given = ("--image-path", str(folder), "--work-path", str(self.place), *words)
             done = subprocess.run(
                 [*self.words, command, *given],
-                stdin=subprocess.DEVNULL,
+                input=b"",  # a pipe, as in the container: a file of this machine is not saved again
                 stdout=log,
                 stderr=log,
                 env=os.environ | {"PATH": path, "PHOS_RUNTIME_DIR": str(self.place / "run")},
@@ -243,6 +246,12 @@ class Podman:
         given = [f"--{option}={self.place / folder}" for option, folder in folders.items()]
         return ["podman", *given, *["--runtime=runc", "--storage-driver=vfs"],
                 "--cgroup-manager=cgroupfs"]  # fmt: skip
+
+    @property
+    def pid(self) -> int:
+        """The pid that the program has outside."""
+        asked = [*self.words, "inspect", "--format={{.State.Pid}}", self.name]
+        return int(subprocess.run(asked, stdout=subprocess.PIPE, check=True).stdout)
 
     def container(self, *words: str) -> None:
         """Run ``podman container``, with phosd's folder at its usual place: podman passes no

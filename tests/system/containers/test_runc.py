@@ -13,7 +13,7 @@ from tests.node.checkpoint_restore.cycle import Undisturbed
 from tests.node.containers.conftest import place, undisturbed
 from tests.support import containers
 from tests.support.containers import Contained, Runc
-from tests.support.harness import wait_until
+from tests.support.harness import alive, wait_until
 from tests.support.service import bus
 from tests.system.service.test_end_to_end import phos, phosd
 
@@ -62,22 +62,26 @@ def test_saved_while_it_runs_on_then_ended_and_restored_twice(
     runtime: str, bus: str, place: Path, undisturbed: Undisturbed
 ) -> None:
     with phosd(bus, place), running(place, runtime, read_only=True) as (target, runc):
-        for name in ("one", "two"):
-            succeeded(runc.checkpoint(place / name, "--leave-running"), place)
-            target.more_steps(2)
-        succeeded(runc.checkpoint(place / "last"), place)
-        wait_until(lambda: target.process.poll() is not None, "the container to end")
-        position = target.position()
-        for _ in range(2):
-            os.truncate(target.log, position)  # CRIU wants files as they were
-            runc.delete()
-            succeeded(runc.restore(place / "last"), place)
-            target.first = runc.pid
-            target.wait_for_steps(2, since=position)
-            (found,) = [row for row in phos(bus, place, "ps") if row["pid"] == runc.pid]
-            assert (found["state"], found["hook"]) == ("running", "hooked")
-            right(target, undisturbed)
-            os.kill(runc.pid, 9)
+        for _ in range(containers.ROUNDS):
+            for _ in range(2):
+                succeeded(runc.checkpoint(place / "image", "--leave-running"), place)
+                target.more_steps(2)
+            succeeded(runc.checkpoint(place / "last"), place)
+            wait_until(lambda: not alive(target.first), "the container to end")
+            position = target.position()
+            for _ in range(2):
+                if alive(target.first):
+                    os.kill(target.first, 9)
+                    wait_until(lambda: not alive(target.first), "the container to end")
+                os.truncate(target.log, position)  # CRIU wants files as they were
+                runc.delete()
+                succeeded(runc.restore(place / "last"), place)
+                target.first = runc.pid
+                target.wait_for_steps(2, since=position)
+                (found,) = [row for row in phos(bus, place, "ps") if row["pid"] == runc.pid]
+                assert (found["state"], found["hook"]) == ("running", "hooked")
+                right(target, undisturbed)
+        os.kill(runc.pid, 9)
 
 
 def test_without_phosd_a_gpu_program_is_not_saved_and_runs_on(
@@ -146,15 +150,27 @@ def test_a_restore_without_its_memory_fails(
             (manifest,) = (place / "image").glob("phos-*/manifest.json")
             whole = manifest.read_bytes()
             manifest.write_bytes(whole.replace(b'"suspend"', b'"suspenD"'))
-            for error in ("seal is broken", "was not written to the end"):
+            saved, away = manifest.parent, place / "away"
+            away.mkdir()
+            for error, missing in (
+                ("seal is broken", manifest),
+                ("was not written to the end", saved),
+                ("lacks what phosd has saved", None),
+            ):
                 os.truncate(target.log, position)
                 assert runc.restore(place / "image").returncode != 0
                 assert error in (place / "restore.log").read_text()
                 runc.delete()
-                if manifest.exists():
-                    manifest.rename(place / "manifest.json")
-            (place / "manifest.json").rename(manifest)
+                if missing is not None:
+                    missing.rename(away / missing.name)
+            (away / saved.name).rename(saved)
+            (away / manifest.name).rename(manifest)
             manifest.write_bytes(whole)
+            (place / "criu.conf").write_text(f"libdir {away}\n")  # with other plugins, if any
+            assert runc.restore(place / "image").returncode != 0
+            assert "Missing required plugin: phos" in (place / "restore.log").read_text()
+            runc.delete()
+            (place / "criu.conf").write_text(LIBDIR)
             os.truncate(target.log, position)
             succeeded(runc.restore(place / "image"), place)
             target.first = runc.pid
