@@ -41,3 +41,4 @@ def test_saved_while_it_is_frozen_then_ended_and_restored(
         right(target, undisturbed)
         restored.do("tasks", "checkpoint", f"--image-path={place / 'last'}", "--exit", "restored")
         assert [*place.glob("last/phos-*/manifest.json")]
+        restored.do("tasks", "rm", "restored")
