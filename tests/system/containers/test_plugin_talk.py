@@ -1,5 +1,6 @@
 """What a runtime's CRIU asks of phosd, asked here without one: whoever dies, the program runs."""
 
+import json
 import os
 import shutil
 import signal
@@ -8,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from phosd.engine.digest import DigestKey
+from phosd.engine.image.mac import sealed, unsealed
 from phosd.service.tasks.runtime_checkpoints import SOCKET
 from tests.node.checkpoint_restore.cycle import Undisturbed, computes_right
 from tests.node.containers.conftest import place, undisturbed
@@ -49,6 +52,15 @@ def job_phases(bus: str, place: Path) -> list[str]:
     assert isinstance(phases, list)
     last = max(n for n, phase in enumerate(phases) if phase["stopped"])
     return [phase["name"] for phase in phases[last + 1 :]]
+
+
+def of_another_version(manifest: Path, secret: Path) -> None:
+    """Have a manifest be one that another phosd has written with the same secret."""
+    key = DigestKey(secret.read_bytes()).packed
+    body = unsealed(key, manifest.read_bytes())
+    assert body is not None
+    text = json.dumps(json.loads(body) | {"format": 99, "phosd": "9.9"}).encode()
+    manifest.write_bytes(sealed(key, text))
 
 
 @pytest.mark.parametrize("begin", ["pause", "snapshot"])
@@ -113,7 +125,12 @@ def test_a_folder_that_is_used_again_has_the_last_memory(
                 found.append({*(place / "image").glob("phos-*")})
             assert len(found[1]) == 1 and found[0] != found[1]
             computes_right(target, undisturbed)
-            shutil.copytree(found[1].pop(), place / "image/phos-20200101T000000-0000")
+            saved = found[1].pop()
+            of_another_version(saved / "manifest.json", place / "state/secret")
+            with connected(place) as connection:
+                told = ask(connection, f"restored {target.pid}", place / "image")
+                assert "was made by phosd 9.9 in format 99; this is phosd" in told
+            shutil.copytree(saved, place / "image/phos-20200101T000000-0000")
             with connected(place) as connection:
                 told = ask(connection, f"restored {target.pid}", place / "image")
                 assert "device memory of several times" in told

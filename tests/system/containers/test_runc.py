@@ -1,6 +1,7 @@
 """A GPU program in a container of runc's or crun's is saved and restored by its own commands."""
 
 import os
+import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -129,6 +130,31 @@ def test_what_cannot_be_written_fails_when_the_program_runs_on(
         (found,) = (place / "image").glob("phos-*")
         assert (found / "manifest.json").exists()
         target.more_steps(2)
+        right(target, undisturbed)
+
+
+OTHER = """
+static int fails(int pid) { return -(pid > 0); }
+struct { const char *name; void *init, *end; unsigned version, count; void *hooks[12]; }
+CR_PLUGIN_DESC = { "other", 0, 0, 2 << 8, 12, { [HOOK] = fails } };
+"""
+"""A plugin for CRIU, with a hook that fails."""
+
+
+@pytest.mark.parametrize("hook", [10, 11], ids=["pause", "checkpoint"])
+def test_another_plugin_that_fails_leaves_the_program_running(
+    hook: int, bus: str, place: Path, undisturbed: Undisturbed
+) -> None:
+    """Such as NVIDIA's, which finds that the driver was told to save the program already."""
+    folder = shutil.copytree(runtime_plugins(), place / "plugins")
+    build = ["cc", "-shared", "-fPIC", "-x", "c", f"-DHOOK={hook}", "-", "-o"]
+    build.append(f"{folder}/other.so")
+    subprocess.run(build, input=OTHER.encode(), check=True)
+    with phosd(bus, place), running(place) as (target, runc):
+        (place / "criu.conf").write_text(f"libdir {folder}\n")
+        for words in (["--leave-running"], []):
+            assert runc.checkpoint(place / "image", *words).returncode != 0
+            target.more_steps(2)
         right(target, undisturbed)
 
 
