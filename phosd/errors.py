@@ -55,6 +55,8 @@ class Reason(enum.StrEnum):
     """The GPU is divided (MIG), so the driver moves no program there."""
     MISSING_DEVICE = "missing-device"
     """The process is in a container that was not given the GPU."""
+    UNSEEN_GPU = "unseen-gpu"
+    """The program is on a GPU that it did not see when it was started, which rules a mode out."""
     UNKNOWN_GPU = "unknown-gpu"
     """The process uses a GPU that phosd does not see."""
     NO_GPU = "no-gpu"

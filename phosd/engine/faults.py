@@ -100,6 +100,7 @@ class Point(enum.StrEnum):
     HOOK_REHOME = "hook-rehome"
     HOOK_UNMAP = "hook-unmap"
     HOOK_IMPORT = "hook-import"
+    HOOK_MAKE = "hook-make"
     HOOK_MAP = "hook-map"
     HOOK_ARM = "hook-arm"
     HOOK_SHADOW = "hook-shadow"

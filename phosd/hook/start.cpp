@@ -6,6 +6,7 @@
 #include "base/faults.h"
 #include "base/overrides.h"
 #include "base/process.h"
+#include "control/hello.h"
 #include "control/server.h"
 #include "control/torch_cache.h"
 #include "cow/session.h"
@@ -71,6 +72,7 @@ void start() {
             mark_not_parkable(Reason::no_membarrier,
                               "the kernel or a seccomp filter refuses membarrier(2), without which "
                               "calls under way cannot be told from calls to come");
+        note_first_devices();
         faults::load();
         read_test_patience();
         torch_cache::find_interpreter();

@@ -35,6 +35,7 @@ from phosd.engine.hook_client.wire import (
     HookState,
     Kernel,
     LaunchedKernel,
+    NotImportable,
     ProgramOutcome,
     ProgramState,
     Release,
@@ -56,6 +57,7 @@ from phosd.engine.system.sockets import peer_of
 from phosd.errors import Busy, Internal, NoSuchProcess, NotAuthorized, Reason, Timeout, Unsupported
 
 __all__ = [
+    "MAX_DESCRIPTORS",
     "WAKE_SECONDS",
     "BlockFlag",
     "GateState",
@@ -65,6 +67,7 @@ __all__ = [
     "HookState",
     "Kernel",
     "LaunchedKernel",
+    "NotImportable",
     "ProgramOutcome",
     "ProgramState",
     "Release",
@@ -223,7 +226,10 @@ class HookLink:
         return self._count(Type.PARK)
 
     def unpark(self, memory: Iterable[tuple[int, int]]) -> int:
-        """Hand back each block as ``(block id, descriptor)``, and map all. Returns their number."""
+        """Hand back each block as ``(block id, descriptor)``, and map all. Returns their number.
+
+        Raises :class:`NotImportable` if the driver does not import one: see :meth:`make`.
+        """
         batch: list[tuple[int, int]] = []
         for item in memory:
             batch.append(item)
@@ -234,13 +240,34 @@ class HookLink:
             self._hand_back(batch)
         return self._count(Type.UNPARK)
 
+    def away(self) -> set[int]:
+        """Return the ids of the parked blocks that were not handed back."""
+        return {block.id for block in self.list_blocks() if block.flags & BlockFlag.AWAY}
+
+    def make(self, ids: Sequence[int]) -> list[int]:
+        """Have the process make memory of its own for parked blocks, with any bytes in it. Returns
+        their descriptors, which the caller fills and closes. Raises :class:`OutOfMemory`.
+        """
+        body, descriptors = self._request(Type.MAKE_BLOCKS, _ids(ids))
+        try:
+            with self._decoding(Type.MAKE_BLOCKS):
+                if unpack(U64, body) != (len(ids),) or len(descriptors) != len(ids):
+                    raise Garbled(f"{len(descriptors)} descriptors for {len(ids)} blocks")
+        except BaseException:
+            close_all(descriptors)
+            raise
+        return descriptors
+
+    def filled(self, ids: Sequence[int]) -> int:
+        """Hand back blocks that were made and have their bytes. Returns their number."""
+        return self._count(Type.BLOCKS_FILLED, _ids(ids))
+
     def rehome(self, ids: Sequence[int] | None = None) -> int:
         """Copy imported blocks into memory that the process owns. Returns their number.
 
         ``ids`` limits this to some blocks (at most 8,000).
         """
-        payload = b"" if ids is None else struct.pack(f"<{len(ids) + 1}Q", len(ids), *ids)
-        return self._count(Type.REHOME, payload)
+        return self._count(Type.REHOME, b"" if ids is None else _ids(ids))
 
     def arm(self, chunk_map: int, slabs: Sequence[int]) -> int:
         """Begin copy-on-write with the descriptors of a chunk map and of its slabs.
@@ -463,12 +490,7 @@ class HookLink:
                 close_all(descriptors)  # those that the caller did not take
 
     def _hand_back(self, batch: Sequence[tuple[int, int]]) -> None:
-        ids = [i for i, _ in batch]
-        self._ask(
-            Type.UNPARK_BLOCKS,
-            struct.pack(f"<{len(ids) + 1}Q", len(ids), *ids),
-            [fd for _, fd in batch],
-        )
+        self._ask(Type.UNPARK_BLOCKS, _ids([i for i, _ in batch]), [fd for _, fd in batch])
 
     def _count(self, type_: Type, payload: bytes = b"", descriptors: Sequence[int] = ()) -> int:
         with self._decoding(type_):
@@ -512,6 +534,11 @@ class HookLink:
         except Garbled as error:
             assert self._channel is not None
             raise self._channel.broken(f"{error} as an answer to {type_.name}") from None
+
+
+def _ids(ids: Sequence[int]) -> bytes:
+    """Return ``BlockIds`` of wire.h."""
+    return struct.pack(f"<{len(ids) + 1}Q", len(ids), *ids)
 
 
 def reach(pid: int, runtime_dir: Path, patience: float = WAKE_SECONDS) -> HookLink:

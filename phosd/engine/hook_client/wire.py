@@ -36,6 +36,7 @@ REPLY = 0x8000
 MAX_PAYLOAD = 1 << 16
 MAX_DESCRIPTORS = 128
 _CONTROL_BYTES = socket.CMSG_SPACE(253 * 4)  # as many descriptors as one message may have
+_IMPORTS, _MAKES = 1, 2  # wire.h's Memories
 _SUSPECT = 1  # chunk_map.h's kSuspect
 ANALYSED, GUESSED = 0x100, 0x200
 """Flags of launches; see wire.h."""
@@ -99,6 +100,8 @@ class Type(enum.IntEnum):
     IMAGES = 20
     SUMMARIES = 21
     LAUNCHES = 22
+    MAKE_BLOCKS = 23
+    BLOCKS_FILLED = 24
 
 
 class Status(enum.IntEnum):
@@ -111,6 +114,7 @@ class Status(enum.IntEnum):
     BUSY = 4
     DRIVER = 5
     OUT_OF_MEMORY = 6
+    NOT_IMPORTABLE = 7
 
 
 class HookState(enum.IntEnum):
@@ -166,6 +170,7 @@ class BlockFlag(enum.IntFlag):
     IMPORTED = 4
     PROGRAM_VMM = 8
     HOST_LOCATED = 16
+    AWAY = 32
 
 
 @dataclass(frozen=True)
@@ -178,12 +183,17 @@ class Hello:
     state: HookState
     parkable: bool
     ever_parked: bool
+    """It has memory that was handed back to it, and is not its own."""
     uses_unsupported: bool
     never_stopped: bool
     """It was never parked or detached; an older hook does not say so."""
     reason: str
     code: str = ""
     """The reason for programs; an older hook does not say it."""
+    makes_memory: bool = False
+    """It is on a GPU that it did not see at first, for which the driver imports no memory: it is
+    handed back in memory that the process makes.
+    """
 
 
 @dataclass(frozen=True)
@@ -268,6 +278,12 @@ class ProgramState:
     reason: str
 
 
+class NotImportable(Internal):
+    """The driver does not import this memory for the process, which can make some."""
+
+    code = Internal.__name__
+
+
 _ERRORS: dict[int, tuple[type[PhosError], str]] = {
     Status.BAD_MESSAGE: (
         Internal,
@@ -278,6 +294,7 @@ _ERRORS: dict[int, tuple[type[PhosError], str]] = {
     Status.BUSY: (Busy, "try again, or raise the deadline"),
     Status.DRIVER: (Internal, "see the driver's log (dmesg)"),
     Status.OUT_OF_MEMORY: (OutOfMemory, "free device memory and try again"),
+    Status.NOT_IMPORTABLE: (NotImportable, "see the driver's log (dmesg)"),
 }
 
 
@@ -301,18 +318,19 @@ def decode_hello(body: bytes) -> Hello:
     code = rest.partition(b"\0")[0]
     where = HookState(state)
     devices = tuple(gpu_uuid(raw) for (raw,) in DEVICE_ID.iter_unpack(rows))
-    parkable, ever_parked, unsupported, never_stopped = map(bool, said)
+    parkable, memories, unsupported, never_stopped = said
     return Hello(
         pid,
         version,
         devices,
         where,
-        parkable,
-        ever_parked,
-        unsupported,
-        never_stopped,
+        bool(parkable),
+        bool(memories & _IMPORTS),
+        bool(unsupported),
+        bool(never_stopped),
         printable(text),
         code.decode() if _CODE.fullmatch(code) else "",
+        bool(memories & _MAKES),
     )
 
 
@@ -533,7 +551,7 @@ class Channel:
                 != (MAGIC, VERSION, type_ | REPLY, self._sequence)
                 or count != len(descriptors)
                 or length > MAX_PAYLOAD
-                or (descriptors and type_ is not Type.EXPORT_BLOCKS)
+                or (descriptors and type_ not in (Type.EXPORT_BLOCKS, Type.MAKE_BLOCKS))
             ):
                 raise Garbled(f"an answer to {type_.name} that does not fit it")
             body = self._receive(length, end, descriptors)

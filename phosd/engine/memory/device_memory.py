@@ -14,6 +14,7 @@ from phosd.engine.hook_client.link import BlockFlag, HookBlock, HookLink
 from phosd.engine.memory.adopted import AdoptedBlocks, MoverProvider
 from phosd.engine.memory.exported import SHARED, Allocation, ExportedBlock, new_key
 from phosd.engine.memory.free_watchers import FreeWatchers
+from phosd.engine.memory.handing_back import HeldBlock
 from phosd.engine.memory.visible_gpus import VisibleGpus
 from phosd.engine.mover.client.mover import Mover
 from phosd.engine.system.kcmp import same_file
@@ -93,6 +94,18 @@ class DeviceMemory:
             self.gpus.move(gpus)
             return before
 
+    def replace(self, allocations: Mapping[int, Allocation]) -> None:
+        """Take memory with the same bytes in the place of that of the blocks with these keys, which
+        is let go of.
+        """
+        with self._lock:
+            before = [each for each in self._exported.values() if each.key in allocations]
+            for exported in before:
+                self._hold(exported.pid, exported.block, allocations[exported.key])
+            for exported in before:
+                os.close(exported.descriptor)
+            self.adopted.drop(before)
+
     def of(self, pid: int) -> list[ExportedBlock]:
         """Return the blocks of one process, ordered by id."""
         return [exported for exported in self.all() if exported.pid == pid]
@@ -101,6 +114,17 @@ class DeviceMemory:
         """Return all blocks, ordered by process and id."""
         with self._lock:
             return [exported for _, exported in sorted(self._exported.items())]
+
+    def held(self, pid: int) -> list[HeldBlock]:
+        """Return the blocks of one process as it is to get them back, ordered by id."""
+        return [
+            HeldBlock(
+                exported.block.id,
+                exported.block.size,
+                Allocation(self.adopted.mover(exported.gpu), exported.key, exported.descriptor),
+            )
+            for exported in self.of(pid)
+        ]
 
     def shared(self) -> list[ExportedBlock]:
         """Return the blocks that programs exported or imported: other processes may write them."""

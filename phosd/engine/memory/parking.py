@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
 from phosd.engine.faults import Point, point
@@ -11,7 +11,8 @@ from phosd.engine.hook_client.link import HookLink, HookState
 from phosd.engine.job.progress import Progress
 from phosd.engine.job.rollback import Undo
 from phosd.engine.memory.device_memory import DeviceMemory
-from phosd.engine.memory.exported import if_alive
+from phosd.engine.memory.exported import Allocation, if_alive
+from phosd.engine.memory.handing_back import hand_back
 from phosd.engine.system import procfs, standstill
 from phosd.engine.system.procfs import ProcessId
 from phosd.errors import Internal, PhosError, Timeout
@@ -117,7 +118,7 @@ def _give_back(link: HookLink, memory: DeviceMemory, away: set[int]) -> None:
         try:
             _connected(link)
             if link.hello().state is HookState.PARKED:
-                link.unpark((h.block.id, h.descriptor) for h in memory.of(link.pid))
+                _hand_back(link, memory)
             away.discard(link.pid)
             return
         except Timeout:
@@ -126,6 +127,22 @@ def _give_back(link: HookLink, memory: DeviceMemory, away: set[int]) -> None:
             if procfs.process_id(link.pid) is None or time.monotonic() > give_up:
                 raise
             time.sleep(_PAUSE)
+
+
+def _hand_back(link: HookLink, memory: DeviceMemory) -> None:
+    process = procfs.process_id(link.pid)
+    blocks = memory.held(link.pid)
+    ids = {block.allocation.key: block.id for block in blocks}
+
+    def replace(allocations: Mapping[int, Allocation]) -> None:
+        """Guard what takes the place of guarded memory."""
+        for key, new in allocations.items():
+            if process is not None:
+                new.mover.guard([(process, ids[key], new.key)])
+            ids[new.key] = ids[key]
+        memory.replace(allocations)
+
+    hand_back(link, blocks, replace)
 
 
 def own_again(links: Sequence[HookLink], progress: Progress, deadline: float) -> None:

@@ -30,12 +30,12 @@ the driver never releases cannot block it for ever.
 
 def require_room(gpu: int, free: int) -> None:
     """Raise :class:`OutOfMemory` if ``free`` bytes of a GPU are too few for the driver to take a
-    program off it.
+    program off it, or to bring back one that knows it.
     """
     if free < ROOM:
         raise OutOfMemory(
             f"GPU {gpu} has {free >> 20} MiB of memory free, and the driver needs {ROOM >> 20} MiB"
-            " to take a program off it",
+            " there to save a program and to bring it back, also one that does not use it",
             hint="the program goes on unharmed; try again when another program has freed memory",
         )
 

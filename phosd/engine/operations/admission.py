@@ -1,10 +1,11 @@
 """Check for room before an operation touches anything: disk, host memory, device memory."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
 from phosd.engine.image.manifest import Manifest
 from phosd.engine.image.store import ExpectedSize
+from phosd.engine.memory import reservation
 from phosd.engine.node.gpus import GpuInfo, list_gpus, used_by
 from phosd.engine.node.node import Node
 from phosd.engine.program.group import CheckpointGroup
@@ -174,6 +175,15 @@ def require_device_memory(node: Node, by_gpu: dict[int, int], what: str = "the i
                 f"GPU {gpu} has {_gb(free)} free, {what} needs {_gb(wanted)}",
                 hint="end or move what uses the GPU (`phos ps`)",
             )
+
+
+def require_room_elsewhere(gpus: Collection[int]) -> None:
+    """Raise :class:`OutOfMemory` unless each GPU but these has the room without which the driver
+    brings no process back that knows it, whatever it uses (hazard 51).
+    """
+    for gpu in list_gpus():
+        if gpu.ordinal not in gpus and gpu.memory_used is not None:
+            reservation.require_room(gpu.ordinal, gpu.memory_total - gpu.memory_used)
 
 
 def free_device_memory(node: Node, gpu: GpuInfo) -> int:

@@ -10,13 +10,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
 
-from phosd.engine.hook_client.link import HookLink
+from phosd.engine.hook_client.link import HookLink, HookState
 from phosd.engine.image.manifest import Block, Manifest
 from phosd.engine.image.store import Image
 from phosd.engine.job.progress import Beside, Progress
 from phosd.engine.job.rollback import Undo
 from phosd.engine.memory.device_memory import DeviceMemory
 from phosd.engine.memory.exported import Allocation, if_alive, let_go, new_key
+from phosd.engine.memory.handing_back import HeldBlock, hand_back
 from phosd.engine.mover.client.mover import Mover
 from phosd.engine.node.node import Node
 from phosd.engine.program.process import gpus_of
@@ -39,19 +40,22 @@ class _Piece:
 
     process: ProcessId
     id: int
+    size: int
     allocation: Allocation
 
 
 class LoadedMemory:
     """Device memory with the blocks of all processes of an image.
 
-    ``kept`` collects the keys of blocks that are no longer ours to free.
+    ``kept`` collects the keys of blocks that are no longer ours to free; ``undo`` frees the others.
     """
 
-    def __init__(self, node: Node, pieces: list[_Piece], kept: set[int]) -> None:
+    def __init__(self, node: Node, pieces: list[_Piece], kept: set[int], undo: Undo) -> None:
         self._node = node
         self._pieces = pieces
         self._kept = kept
+        self._undo = undo
+        self._guarded = False
 
     def belongs_to(self, ids: Mapping[int, int]) -> None:
         """Take the pids that the processes have now, by those that they were saved with."""
@@ -60,15 +64,19 @@ class LoadedMemory:
             for each in self._pieces
         ]
 
-    def of(self, pid: int) -> list[tuple[int, int]]:
-        """Return each block of a process: its id, and the descriptor of its memory."""
-        return [(p.id, p.allocation.descriptor) for p in self._pieces if p.process.pid == pid]
+    def hand_back(self, link: HookLink) -> None:
+        """Have a process map its blocks. Raises as :func:`hand_back` does."""
+        ours = [piece for piece in self._pieces if piece.process.pid == link.pid]
+        if ours or link.hello().state is HookState.PARKED:  # perhaps without any block
+            held = [HeldBlock(piece.id, piece.size, piece.allocation) for piece in ours]
+            hand_back(link, held, self._replace)
 
     def guard(self) -> None:
         """Have the movers guard the memory, so that it outlives this process (:meth:`Mover.guard`).
 
         The processes of the image must exist.
         """
+        self._guarded = True
         for mover, pieces in self._by_mover().items():
             mover.guard((piece.process, piece.id, piece.allocation.key) for piece in pieces)
 
@@ -99,6 +107,22 @@ class LoadedMemory:
                 memory.watchers.watch_all(links)
             except PhosError as error:  # then it is not kept, and the next job has to copy it
                 _log.warning("what a program frees will not be known: %s", error)
+
+    def _replace(self, allocations: Mapping[int, Allocation]) -> None:
+        ours = {}
+        for key, new in allocations.items():
+            self._undo.add(_let_go_but, self._kept, new.mover, [new.key])
+            ours[key] = replace(new, descriptor=os.dup(new.descriptor))
+            self._undo.add(os.close, ours[key].descriptor)
+        self._pieces = [
+            replace(each, allocation=ours.get(each.allocation.key, each.allocation))
+            for each in self._pieces
+        ]
+        if self._guarded:
+            self.guard()
+        for key, new in allocations.items():
+            self._kept.add(key)
+            let_go(new.mover, [key])
 
     def _by_mover(self) -> dict[Mover, list[_Piece]]:
         found: dict[Mover, list[_Piece]] = {}
@@ -150,7 +174,8 @@ def loaded(
                 allocation.result()
 
         _all_at_once(load, gpus, part)
-        yield LoadedMemory(node, [_piece(manifest, block, made) for block in manifest.blocks], kept)
+        pieces = [_piece(manifest, block, made) for block in manifest.blocks]
+        yield LoadedMemory(node, pieces, kept, undo)
 
 
 def _allocate(
@@ -219,7 +244,7 @@ def _let_go_but(kept: Collection[int], mover: Mover, keys: Iterable[int]) -> Non
 def _piece(manifest: Manifest, block: Block, made: Mapping[tuple[int, int], Allocation]) -> _Piece:
     process = manifest.processes[block.process]
     allocation = made[block.alias or (block.process, block.id)]
-    return _Piece(ProcessId(process.pid, process.start_time), block.id, allocation)
+    return _Piece(ProcessId(process.pid, process.start_time), block.id, block.size, allocation)
 
 
 def _stored(manifest: Manifest) -> list[Block]:

@@ -14,6 +14,7 @@ from phosd.engine.hook_client.gate import DEADLINE, Deadline, closed_gates
 from phosd.engine.job.affected import AffectedSet
 from phosd.engine.job.progress import Progress
 from phosd.engine.job.rollback import Undo
+from phosd.engine.memory.device_memory import DeviceMemory
 from phosd.engine.memory.parking import detached, own_again, park
 from phosd.engine.memory.reservation import Reservation, lent_room, reserve_ahead
 from phosd.engine.mover.client.mover import Mover
@@ -24,6 +25,7 @@ from phosd.engine.operations.admission import (
     context_bytes,
     require_device_memory,
     require_host_memory,
+    require_room_elsewhere,
 )
 from phosd.engine.operations.move_checks import (
     claimed,
@@ -32,6 +34,7 @@ from phosd.engine.operations.move_checks import (
     may_park,
     require_alone,
     require_seen,
+    require_shareable,
 )
 from phosd.engine.operations.permissions import ROOT
 from phosd.engine.operations.replicas import Replicas
@@ -39,6 +42,7 @@ from phosd.engine.operations.safe_points import SafePointChoices, SafePoints
 from phosd.engine.program import driver_checkpoint
 from phosd.engine.program.group import CheckpointGroup, discover_group, explain_death
 from phosd.engine.program.held import held
+from phosd.engine.program.process import gpus_of
 from phosd.errors import InvalidOption, PhosError
 
 MODES = ("auto", "precopy", "driver")
@@ -90,6 +94,7 @@ def migrate(node: Node, pid: int, options: MigrateOptions, progress: Progress) -
         moves = parse_moves(options.to, [*used], gpus)
         require_fit(moves, gpus)
         require_seen(group.gpu_pids, moves)
+        require_room_elsewhere({*used, *moves.values()})
         parks = may_park(group, options.mode, progress)
         if group.shares_memory():
             require_alone({moves.get(gpu, gpu) for gpu in used}, group.pids)
@@ -168,6 +173,7 @@ def _by_precopy(move: _Move) -> None:
         with closed_gates(group.links, progress, move.deadline):
             memory.take_all(group.links)
             group.require_complete(memory.shared())
+            _require_shareable(move, memory)
             replicas.follow()
             progress.phase("park", stopped=True)
             point(Point.MIGRATE_PARK)
@@ -186,6 +192,16 @@ def _by_precopy(move: _Move) -> None:
                 point(Point.MIGRATE_UNPARK)
         progress.phase("release")
         point(Point.MIGRATE_RELEASE)
+
+
+def _require_shareable(move: _Move, memory: DeviceMemory) -> None:
+    sharing = {exported.pid for exported in memory.shared()}
+    if len(sharing) > 1:
+        for link in move.group.links:
+            if link.pid in sharing:
+                seen = gpus_of(hello := link.hello())
+                there = {move.moves.get(gpu, gpu) for gpu in seen}
+                require_shareable({link.pid: () if hello.makes_memory else seen}, there)
 
 
 def _by_driver(move: _Move) -> None:

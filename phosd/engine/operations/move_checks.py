@@ -83,6 +83,21 @@ def require_seen(pids: Collection[int], moves: Mapping[int, int]) -> None:
             )
 
 
+def require_shareable(seen: Mapping[int, Collection[int]], there: Collection[int]) -> None:
+    """Raise :class:`Unsupported` if processes that share device memory are to come to GPUs
+    (``there``) that one of them does not see: the driver imports no memory for it then, and each
+    would have memory of its own (hazard 58). ``seen``: the GPUs that each process saw, by pid.
+    """
+    for pid, gpus in seen.items():
+        if unseen := {*there} - {*gpus}:
+            raise Unsupported(
+                f"{procfs.describe(pid)} shares device memory with other processes, and does not "
+                f"see GPU {min(unseen)}: there the driver would not let it have their memory",
+                hint="choose GPUs that it sees, or start it without CUDA_VISIBLE_DEVICES",
+                reason=Reason.SHARED_MEMORY,
+            )
+
+
 def device_needs(group: CheckpointGroup, *, parks: bool) -> dict[int, int]:
     """Return the bytes that the group needs on each GPU, or on the GPU that replaces it: its blocks
     and contexts, or, if the driver saves everything, the figure of NVML if that is more.

@@ -37,7 +37,7 @@ from phosd.engine.node.node import Node
 from phosd.engine.operations.admission import require_device_memory, require_room_for_processes
 from phosd.engine.operations.image_gpus import blocks_need, place, placed_image
 from phosd.engine.operations.load import LoadedMemory, loaded
-from phosd.engine.operations.move_checks import require_alone
+from phosd.engine.operations.move_checks import require_alone, require_shareable
 from phosd.engine.program import driver_checkpoint
 from phosd.engine.program.driver_checkpoint import GpuPairs
 from phosd.engine.program.process import placed
@@ -140,9 +140,9 @@ def restore(
             links = [job.enter_context(link) for link in _woken_links(node, manifest)]
             for link in links:
                 _require_placed(link, manifest, placement.moves)
-                blocks = memory.of(link.pid)
-                if blocks or link.hello().state is HookState.PARKED:  # perhaps without any block
-                    link.unpark(blocks)
+                if manifest.shares_memory and link.hello().makes_memory:
+                    require_shareable({link.pid: ()}, placement.moves.values())
+                memory.hand_back(link)
             progress.phase("verify")
             point(Point.RESTORE_VERIFY)
             cpu.require_settled()

@@ -22,10 +22,10 @@ from phosd.engine.node.placement import parse_moves, require_fit, whole
 from phosd.engine.node.suspended import Suspended
 from phosd.engine.operations.admission import require_device_memory
 from phosd.engine.operations.load import LoadedMemory, device_bytes, loaded
-from phosd.engine.operations.move_checks import require_alone, require_seen
+from phosd.engine.operations.move_checks import require_alone, require_seen, require_shareable
 from phosd.engine.operations.permissions import ROOT
 from phosd.engine.program import driver_checkpoint
-from phosd.engine.program.process import placed
+from phosd.engine.program.process import placed, visible_gpus
 from phosd.engine.program.stopped import StoppedProcesses
 from phosd.engine.recovery.rescue import free, kept_for
 from phosd.errors import Internal, InvalidOption, NotAuthorized, PhosError, Reason, Unsupported
@@ -83,6 +83,9 @@ def resume(node: Node, pid: int, options: ResumeOptions, progress: Progress) -> 
         require_device_memory(node, needs, "the program")
         if manifest.shares_memory:
             require_alone(needs, suspended.pids)
+            if moves:
+                there = {moves.get(gpu, gpu) for gpu in suspended.gpus}
+                require_shareable({pid: visible_gpus(pid) for pid in suspended.pids}, there)
         affected = _affected(suspended, manifest, moves)
         progress.about_to_touch(affected)
         progress.phase("load", bytes_total=manifest.device_bytes)
@@ -238,7 +241,7 @@ def _parked_links(node: Node, manifest: Manifest) -> Iterator[HookLink]:
 def _give_memory(links: Sequence[HookLink], memory: LoadedMemory) -> None:
     """Have the hooks map the memory. Their gates stay closed while they are connected."""
     for link in links:
-        link.unpark(memory.of(link.pid))
+        memory.hand_back(link)
         if (state := link.hello().state) is HookState.PARKED:
             raise Internal(
                 f"the memory of process {link.pid} is still {state.name.lower()}",

@@ -146,6 +146,11 @@ class CheckpointGroup:
                 return f"process {link.pid} shares device memory, which the driver cannot restore"
         return ""
 
+    @property
+    def makes_memory(self) -> bool:
+        """Whether a hook is handed back memory that it makes (:attr:`Hello.makes_memory`)."""
+        return any(link.hello().makes_memory for link in self.links)
+
     def require_complete(self, shared: Iterable[ExportedBlock]) -> None:
         """Raise :class:`Busy` if the group has grown: the new process is not stopped.
 

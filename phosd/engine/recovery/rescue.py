@@ -15,8 +15,12 @@ from pathlib import Path
 from typing import Self, TypeVar
 
 from phosd.engine.criu.owned_processes import end_orphans, is_criu
-from phosd.engine.hook_client.link import HookState, reach
+from phosd.engine.digest import DigestKey
+from phosd.engine.hook_client.link import HookBlock, HookLink, HookState, NotImportable, reach
 from phosd.engine.job.journal import JobRecord, read_records
+from phosd.engine.memory.exported import Allocation, new_key
+from phosd.engine.memory.handing_back import HeldBlock, hand_back
+from phosd.engine.mover.client.mover import SOFTWARE_RING_BYTES, Mover
 from phosd.engine.mover.client.rescue_client import RescueClient, rescue_clients
 from phosd.engine.node.placement import whole
 from phosd.engine.node.suspended import Register
@@ -436,10 +440,33 @@ def _back_from_parking(
                     f"nobody holds the memory of {len(missing)} of its {len(found)} blocks",
                     hint=f"it is lost: end process {pid} and restore its last image",
                 )
-            link.unpark((block, fd) for block, fd in found.items() if fd is not None)
+            kept = {block: fd for block, fd in found.items() if fd is not None}
+            try:
+                link.unpark(kept.items())
+            except NotImportable:
+                _hand_back_copies(link, blocks, kept)
             link.open_gate()
             deeds.append("given back its parked memory")
         link.forget()
+
+
+def _hand_back_copies(
+    link: HookLink, blocks: Sequence[tuple[HookBlock, int]], kept: Mapping[int, int]
+) -> None:
+    """Have movers of our own copy the memory into what the process makes: those that guard it may
+    have no engine, and obey no visitor.
+    """
+    with contextlib.ExitStack() as movers:
+        running: dict[int, Mover] = {}
+        held = []
+        for block, gpu in blocks:
+            if (at := max(gpu, 0)) not in running:
+                key = DigestKey(os.urandom(32))
+                running[at] = movers.enter_context(Mover.start(at, SOFTWARE_RING_BYTES, key))
+            allocation = Allocation(running[at], new_key(), kept[block.id])
+            running[at].adopt([(allocation.key, block.size, allocation.descriptor)])
+            held.append(HeldBlock(block.id, block.size, allocation))
+        hand_back(link, held, lambda _: None)
 
 
 def _kept(memory: GuardedBlocks, gpu: int, block: int) -> int | None:

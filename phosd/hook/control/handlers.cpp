@@ -164,6 +164,26 @@ Reply hand_back(Message& request) {
     return Reply(park::hand_back(ids.data(), ids.size(), request.descriptors));
 }
 
+Reply make_blocks(const Message& request) {
+    std::vector<uint64_t> ids;
+    if (!read_ids(request, &ids) || ids.size() > wire::kMaxDescriptors)
+        return {Status::bad_message, "the ids are not of their number, or too many"};
+    std::vector<int> descriptors;
+    const Outcome outcome = park::make(ids, &descriptors);
+    Reply reply(outcome);
+    if (outcome.status == Status::ok)
+        reply.descriptors = descriptors;
+    else
+        for (const int descriptor : descriptors) descriptors::release(descriptor);
+    return reply;
+}
+
+Reply blocks_filled(const Message& request) {
+    std::vector<uint64_t> ids;
+    if (!read_ids(request, &ids)) return {Status::bad_message, "the ids are not of their number"};
+    return Reply(park::filled(ids));
+}
+
 Reply reexport_blocks(const Message& request) {
     std::vector<uint64_t> ids;
     if (request.payload.empty()) return Reply(reexport::all());

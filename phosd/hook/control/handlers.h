@@ -41,6 +41,8 @@ Reply close_gate(const channel::Message& request);
 Reply seal_gate();
 Reply park_all();
 Reply hand_back(channel::Message& request);
+Reply make_blocks(const channel::Message& request);
+Reply blocks_filled(const channel::Message& request);
 Reply unpark_all();
 Reply reexport_blocks(const channel::Message& request);
 Reply arm(int client, const channel::Message& request);

@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstring>
 
@@ -26,6 +27,24 @@ std::vector<wire::DeviceId> visible_devices() {
     return devices;
 }
 
+// Of the GPUs that the process saw when it began, since a restore may put others in their place.
+std::vector<wire::DeviceId>& first_devices() {
+    static auto& devices = *new std::vector<wire::DeviceId>;
+    return devices;
+}
+
+bool same(const wire::DeviceId& one, const wire::DeviceId& other) {
+    return std::memcmp(one.uuid, other.uuid, sizeof one.uuid) == 0;
+}
+
+// The driver looks an import up among the first ones.
+bool makes_memory(const std::vector<wire::DeviceId>& devices) {
+    return !std::all_of(devices.begin(), devices.end(), [](const wire::DeviceId& device) {
+        return std::any_of(first_devices().begin(), first_devices().end(),
+                           [&](const wire::DeviceId& first) { return same(device, first); });
+    });
+}
+
 void put_reason(wire::Hello& hello, const Fitness& fit) {
     std::snprintf(hello.reason, sizeof hello.reason, "%s", fit.reason.c_str());
     const size_t end = fit.reason.size() + 1;
@@ -34,6 +53,10 @@ void put_reason(wire::Hello& hello, const Fitness& fit) {
 }
 
 }  // namespace
+
+void note_first_devices() {
+    first_devices() = visible_devices();
+}
 
 HelloReply make_hello(bool never_stopped) {
     HelloReply said{{}, visible_devices()};
@@ -47,7 +70,8 @@ HelloReply make_hello(bool never_stopped) {
     hello.devices = static_cast<uint32_t>(said.devices.size());
     hello.state = static_cast<uint32_t>(gate::state());
     hello.parkable = fit.parkable;
-    hello.ever_parked = park::ever_parked();
+    hello.ever_parked = (park::ever_parked() ? wire::kImports : 0u) |
+                        (makes_memory(said.devices) ? wire::kMakes : 0u);
     hello.uses_unsupported = fit.unsupported;
     hello.never_stopped = never_stopped;
     put_reason(hello, fit);

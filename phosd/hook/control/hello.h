@@ -12,5 +12,6 @@ struct HelloReply {
     std::vector<wire::DeviceId> devices;  // in the order in which the process numbers them
 };
 HelloReply make_hello(bool never_stopped);
+void note_first_devices();  // after cuInit
 
 }  // namespace phos

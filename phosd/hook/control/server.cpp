@@ -96,7 +96,7 @@ Reply answer(int client, Message& request) {
         default:
             break;
     }
-    if (type < Type::hello || type > Type::launches)
+    if (type < Type::hello || type > Type::blocks_filled)
         return {Status::bad_message, "unknown request"};
     const std::lock_guard turn(quiesce::turn);
     if (gate_owner != kNoClient && gate_owner != client)
@@ -122,6 +122,14 @@ Reply answer(int client, Message& request) {
             if (!in_state(State::parked, &refusal)) return refusal;
             gate_owner = client;
             return handlers::hand_back(request);
+        case Type::make_blocks:
+            if (!in_state(State::parked, &refusal)) return refusal;
+            gate_owner = client;
+            return handlers::make_blocks(request);
+        case Type::blocks_filled:
+            if (!in_state(State::parked, &refusal)) return refusal;
+            gate_owner = client;
+            return handlers::blocks_filled(request);
         case Type::unpark:
             if (!in_state(State::parked, &refusal)) return refusal;
             gate_owner = client;

@@ -146,6 +146,13 @@ bool needs_reexport(const Block& block) {
            !(block.flags & wire::kImported);  // a peer has it, too
 }
 
+CUresult create_another(const Block& block, CUmemGenericAllocationHandle* handle) {
+    CUmemAllocationProp properties = block.properties;
+    properties.requestedHandleTypes = static_cast<CUmemAllocationHandleType>(
+        block.asked | CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+    return driver.cuMemCreate(handle, block.size, &properties, 0);
+}
+
 CUresult export_descriptor(const Block& block, int* descriptor) {
     if (block.descriptor >= 0) {
         *descriptor = fcntl(block.descriptor, F_DUPFD_CLOEXEC, 0);

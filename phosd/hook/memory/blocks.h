@@ -54,6 +54,7 @@ extern bool mapped;  // false from a park to the end of the unpark: no mapping c
 
 // All of these need the lock.
 CUresult create(const CUmemAllocationProp& properties, uint64_t size, uint32_t flags, Block** made);
+CUresult create_another(const Block& block, CUmemGenericAllocationHandle* handle);  // like its own
 Block* adopt(CUmemGenericAllocationHandle handle, const CUmemAllocationProp& properties,
              uint64_t size, uint32_t flags);
 void drop_if_unused(Block* block);

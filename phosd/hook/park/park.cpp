@@ -8,6 +8,7 @@
 #include "base/faults.h"
 #include "base/log.h"
 #include "memory/blocks.h"
+#include "memory/contexts.h"
 #include "memory/event_words.h"
 #include "memory/events.h"
 
@@ -37,8 +38,31 @@ Outcome for_all_mappings(const char* call, Step step, Undo undo) {
     return {};
 }
 
+Outcome no_block(uint64_t id, uint64_t count) {
+    return {wire::Status::bad_message, count, "there is no block " + std::to_string(id)};
+}
+
+// Null for a block that the hook has not got. Needs the lock.
+Block* own_block(uint64_t id) {
+    const auto found = blocks::by_id.find(id);
+    return found == blocks::by_id.end() || found->second.foreign ? nullptr : &found->second;
+}
+
 CUresult unmap_one(uint64_t address, const Mapping& mapping) {
     return driver.cuMemUnmap(address, mapping.size);
+}
+
+Outcome not_imported(CUresult result, uint64_t block) {
+    Outcome outcome = failure(result, "importing", block);
+    if (result == CUDA_ERROR_INVALID_DEVICE || result == CUDA_ERROR_NOT_INITIALIZED)
+        outcome.status = wire::Status::not_importable;
+    return outcome;
+}
+
+// Releases the memory of a parked block that a client has had made and never filled.
+void release_made(Block& block) {
+    if (block.handle) driver.cuMemRelease(block.handle);
+    block.handle = 0;
 }
 
 bool keeps_descriptor(const Block& block) {
@@ -68,6 +92,7 @@ Listing list(uint64_t after, bool with_descriptors) {
         wire::Block row{block.id, block.mappings.empty() ? 0 : *block.mappings.begin(), block.size,
                         block.device(), block.flags};
         if (block.exportable()) row.flags |= wire::kHasDescriptor;
+        if (!block.present) row.flags |= wire::kAway;
         if (with_descriptors && block.exportable()) {
             int descriptor = -1;
             const CUresult result = faults::step(
@@ -126,18 +151,17 @@ Outcome hand_back(const uint64_t* ids, size_t count, std::vector<int>& given) {
     const Lock lock(blocks::mutex);
     Outcome outcome;
     for (size_t i = 0; i < count; ++i) {
-        const auto found = blocks::by_id.find(ids[i]);
-        if (found == blocks::by_id.end() || found->second.foreign)
-            return {wire::Status::bad_message, outcome.count,
-                    "there is no block " + std::to_string(ids[i])};
-        Block& block = found->second;
+        Block* const found = own_block(ids[i]);
+        if (!found) return no_block(ids[i], outcome.count);
+        Block& block = *found;
         if (block.present) continue;  // the request is repeated
+        release_made(block);
         const CUresult result = faults::step(Point::import_block, [&] {
             return driver.cuMemImportFromShareableHandle(
                 &block.handle, reinterpret_cast<void*>(static_cast<intptr_t>(given[i])),
                 CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
         });
-        if (result != CUDA_SUCCESS) return failure(result, "importing", block.id);
+        if (result != CUDA_SUCCESS) return not_imported(result, block.id);
         block.present = true;
         block.borrowed = true;
         event_words::relocate(block);
@@ -145,6 +169,50 @@ Outcome hand_back(const uint64_t* ids, size_t count, std::vector<int>& given) {
             block.descriptor = given[i];  // entered in the table of descriptors already
             given[i] = -1;
         }
+        ++outcome.count;
+    }
+    return outcome;
+}
+
+Outcome make(const std::vector<uint64_t>& ids, std::vector<int>* descriptors) {
+    const Lock lock(blocks::mutex);
+    Outcome outcome;
+    for (const uint64_t id : ids) {
+        Block* const block = own_block(id);
+        if (!block) return no_block(id, outcome.count);
+        if (block->present)
+            return {wire::Status::wrong_state, outcome.count,
+                    "block " + std::to_string(id) + " is there already"};
+        release_made(*block);
+        const Current current(contexts::any_on(block->device() < 0 ? 0 : block->device()));
+        const CUresult made = faults::step(
+            Point::make_block, [&] { return blocks::create_another(*block, &block->handle); });
+        if (made != CUDA_SUCCESS) return failure(made, "making", id);
+        int descriptor = -1;
+        const CUresult result = driver.cuMemExportToShareableHandle(
+            &descriptor, block->handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
+        if (result != CUDA_SUCCESS) return failure(result, "exporting", id);
+        descriptors->push_back(descriptors::keep(descriptor));
+        ++outcome.count;
+    }
+    return outcome;
+}
+
+Outcome filled(const std::vector<uint64_t>& ids) {
+    const Lock lock(blocks::mutex);
+    Outcome outcome;
+    for (const uint64_t id : ids) {
+        Block* const block = own_block(id);
+        if (!block) return no_block(id, outcome.count);
+        if (block->present) continue;  // the request is repeated
+        if (!block->handle)
+            return {wire::Status::wrong_state, outcome.count,
+                    "block " + std::to_string(id) + " was not made"};
+        block->present = true;
+        block->borrowed = false;
+        block->handed_out = true;
+        events::handed_out(id);
+        event_words::relocate(*block);
         ++outcome.count;
     }
     return outcome;

@@ -26,6 +26,10 @@ Listing list(uint64_t after, bool with_descriptors);
 // All of these need a closed gate; the caller has checked its state.
 Outcome park();
 Outcome hand_back(const uint64_t* ids, size_t count, std::vector<int>& descriptors);  // takes them
+// After a restore on a GPU that the process did not see before, the driver imports no memory of it
+// there, but makes some: made, filled by the client, and then handed back.
+Outcome make(const std::vector<uint64_t>& ids, std::vector<int>* descriptors);  // caller closes
+Outcome filled(const std::vector<uint64_t>& ids);
 Outcome unpark();
 
 bool ever_parked();

@@ -48,11 +48,8 @@ CUresult make_own(Block& block) {
     if (!context) return CUDA_ERROR_INVALID_CONTEXT;
     const Current current(context);
     blocks::keep_buffer_ids(block);
-    CUmemAllocationProp properties = block.properties;
-    properties.requestedHandleTypes = static_cast<CUmemAllocationHandleType>(
-        block.asked | CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
     CUmemGenericAllocationHandle own = 0;
-    CUresult result = driver.cuMemCreate(&own, block.size, &properties, 0);
+    CUresult result = blocks::create_another(block, &own);
     if (result != CUDA_SUCCESS) return result;
     {
         const Window from(block.handle, block);

@@ -45,6 +45,9 @@ enum class Type : uint16_t {
     images,         // Cursor (how many are known) -> ImageList: what modules were loaded from
     summaries,      // (empty) + a descriptor of a table (summaries.h) -> Count of its kernels
     launches,       // LaunchesAsk -> KernelList, of LaunchedKernels: `kernels` with verdicts
+    make_blocks,    // BlockIds -> Count + one descriptor each: the process makes memory of its own
+                    // in the place of parked blocks, for the client to fill
+    blocks_filled,  // BlockIds -> Count: they are handed back, like those of unpark_blocks
 };
 
 // The status of a reply. A failed reply's payload is a text for the user, UTF-8.
@@ -56,6 +59,7 @@ enum class Status : uint32_t {
     busy = 4,         // the deadline passed; the gate is open again
     driver = 5,       // a driver call failed; the text names it
     out_of_memory = 6,
+    not_importable = 7,  // the driver has no GPU for the memory in this process: see make_blocks
 };
 
 struct Header {
@@ -82,12 +86,17 @@ struct Hello {
     uint32_t devices;           // how many the process sees
     uint32_t state;             // State
     uint32_t parkable;          // 0: `reason` says why not
-    uint32_t ever_parked;       // 1: holds imported blocks, mode `driver` needs `rehome` first
+    uint32_t ever_parked;       // Memories
     uint32_t uses_unsupported;  // 1: managed memory or the like: no mode can save it; see `reason`
     uint32_t never_stopped;  // 1: never parked or detached, so the driver has restored no context
     char reason[256];        // a text, and behind its NUL a code of reasons.def, if both fit
 };
 static_assert(sizeof(Hello) == 288);
+
+enum Memories : uint32_t {
+    kImports = 1,  // it has imported blocks: mode `driver` needs `rehome` first
+    kMakes = 2,    // the driver imports none on one of its GPUs: blocks are made (make_blocks)
+};
 
 // `DeviceId devices[devices]` follows a Hello, in the order in which the process numbers them. The
 // initial CUDA_VISIBLE_DEVICES does not tell: a program may set it before cuInit.
@@ -102,6 +111,7 @@ enum BlockFlags : uint32_t {
     kImported = 4,       // the program imported it from a peer
     kProgramVmm = 8,     // allocated by the program's own cuMemCreate
     kHostLocated = 16,   // VMM memory in host RAM; with a device, words of events, which it reaches
+    kAway = 32,          // parked, and not handed back yet
 };
 
 // One physical allocation. `id` is a generation number, never reused in the process.
@@ -275,7 +285,7 @@ struct ProgramWish {
 };
 static_assert(sizeof(ProgramWish) == 16);
 
-// For unpark_blocks: `uint64_t ids[count]` follows a Count; descriptors in the same order. The
-// memory may be the parked one, or another of the same size and device (after a restore).
+// BlockIds: `uint64_t ids[count]` follows a Count; descriptors in the same order. What is handed
+// back may be the parked memory, or another of the same size and device (after a restore).
 
 }  // namespace phos::wire

@@ -27,6 +27,7 @@ class Device {
     const CUuuid& uuid() const { return uuid_; }
     // On which it was at first. As with the driver, the PCI bus id goes on telling that one.
     const unsigned first_gpu;
+    const CUuuid first_uuid;
     void move_to(unsigned gpu, const CUuuid& uuid);
     std::string name() const { return "gpu" + std::to_string(gpu_); }
     Registry& registry() { return *registry_; }

@@ -86,6 +86,7 @@ std::shared_ptr<Memory> Memory::import(int descriptor) {
     if (name != kHostName) {
         device = runtime().ordinal_of(name);
         require(device >= 0);
+        runtime().require_importable(device);
     }
     std::shared_ptr<Memory> memory(new Memory(static_cast<size_t>(status.st_size), device, true,
                                               true, imported_properties(device)));

@@ -146,7 +146,7 @@ std::vector<HostRange> HostRanges::remove_all_of(const Context* context) {
 // --- the runtime ------------------------------------------------------------------------------
 
 Device::Device(int ordinal_, unsigned gpu, const CUuuid& uuid)
-    : ordinal(ordinal_), heap(ordinal_), graph_heap(ordinal_), first_gpu(gpu) {
+    : ordinal(ordinal_), heap(ordinal_), graph_heap(ordinal_), first_gpu(gpu), first_uuid(uuid) {
     move_to(gpu, uuid);
 }
 
@@ -168,6 +168,15 @@ int Runtime::ordinal_of(const std::string& gpu) const {
     for (const Device& device : devices_)
         if (device.name() == gpu) return device.ordinal;
     return -1;
+}
+
+void Runtime::require_importable(int ordinal) {
+    const CUuuid& gpu = device(ordinal).uuid();
+    for (const Device& device : devices_)
+        if (same(device.first_uuid, gpu)) return;
+    for (const CUuuid& known : config_.gpu_uuids())
+        require(!same(known, gpu), CUDA_ERROR_NOT_INITIALIZED);
+    fail(CUDA_ERROR_INVALID_DEVICE);
 }
 
 void Runtime::add_devices() {

@@ -107,6 +107,9 @@ class Runtime {
     int device_count() const { return static_cast<int>(devices_.size()); }
     Device& device(int ordinal);
     int ordinal_of(const std::string& gpu) const;  // -1: not visible
+    // Throws what an import of memory of this device answers. As the driver, the process finds only
+    // the GPUs that it saw when it began, also where a restore has put others in their place.
+    void require_importable(int ordinal);
 
     MemoryHandles memory;
     HostRanges host;

@@ -249,7 +249,7 @@ def test_other_machines(mode: str, place: Path, start: Starter, undisturbed: Und
     target.wait_for_steps(5)
     image = small.save(target, mode)
     assert "GPU 3 in place of GPU 0" in large.restore(target, image, "3", undisturbed)
-    image = large.save(target, mode)
+    image = large.save(target, "driver" if mode == "driver" else "auto")
     with pytest.raises(AssertionError, match=r"GpuMismatch: .* with 4 GPUs, here is 1"):
         small.run("restore", image, "")
     Machine(place, "other", 4).restore(target, image, "", undisturbed)

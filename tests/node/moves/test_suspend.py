@@ -163,7 +163,7 @@ def test_it_fails_when_a_neighbour_has_all_memory(
     with ExitStack() as neighbours:
 
         def fill_up(_: Progress) -> None:
-            neighbours.enter_context(taken())
+            neighbours.enter_context(taken(0))
             raise OutOfSpace("the disk is full", hint="delete images")
 
         with pytest.raises(OutOfSpace) as raised:
@@ -196,7 +196,7 @@ suspend(node, int(sys.argv[2]), SuspendOptions("disk"), Progress())
         fault = os.environ | {"PHOS_FAULT": "suspend-publish:kill"}
         done = subprocess.run(words, env=fault, stderr=said, timeout=60)
     assert done.returncode == -signal.SIGKILL, log.read_text()
-    with taken(), Node(NodeConfig(place / "state", place / "run")) as node:
+    with taken(0), Node(NodeConfig(place / "state", place / "run")) as node:
         settle(node, [])
         assert driver_checkpoint.state(target.pid) is driver_checkpoint.State.RUNNING
         target.more_steps(AFTER)

@@ -14,6 +14,7 @@ class Able:
         why_not = Unsupported(not_parked, reason="multicast") if not_parked else None
         self.why_not_parked = lambda: why_not
         self.why_not_by_driver = lambda: not_by_driver
+        self.makes_memory = False
 
 
 def done(mode: str, lost: float = 1.0) -> PastCheckpoint:

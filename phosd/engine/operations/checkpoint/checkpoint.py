@@ -12,7 +12,7 @@ from phosd.engine.criu.dumps import CpuParts
 from phosd.engine.image.manifest import Block, Manifest
 from phosd.engine.job.progress import Progress
 from phosd.engine.node.node import Node
-from phosd.engine.operations.admission import check_space
+from phosd.engine.operations.admission import check_space, require_room_elsewhere
 from phosd.engine.operations.checkpoint.attempt import Attempt, EndedUnasked
 from phosd.engine.operations.checkpoint.by_driver import by_driver
 from phosd.engine.operations.checkpoint.choose_mode import Choice, choose
@@ -154,6 +154,7 @@ class _Checkpoint:
                 writer.tier,
             )
             in_use = bytes_in_use(group)
+            require_room_elsewhere(in_use)
             node.movers.begin(in_use)
             kept = tuple(map(node.movers.mover, sorted(in_use)))
             publication = Publication(

@@ -11,6 +11,10 @@ from phosd.errors import Reason, Unsupported
 
 _PARKABLE = "the hook can park the device memory and copy it afterwards"
 _STANDS = "the program does not run on meanwhile"
+_MAKES_MEMORY = (
+    "the program is on a GPU that it did not see when it was started, for which the driver gives "
+    "it back copies of its memory only"
+)
 _ENOUGH = 2
 """How many checkpoints with the same outcome are taken for a rule, not a coincidence."""
 _CLEARLY = 0.8
@@ -43,11 +47,19 @@ def choose(
             choice = Choice("driver", str(why_not))
         else:
             choice = Choice("stop", _STANDS) if stands else _by_experience(past)
+            if choice.mode == "concurrent" and group.makes_memory:
+                choice = Choice("recopy", _MAKES_MEMORY)
     elif wanted != "driver" and why_not:
         raise Unsupported(
             f"mode {wanted} is not possible: {why_not}",
             hint="use mode driver",
             reason=why_not.reason,
+        )
+    elif wanted == "concurrent" and group.makes_memory:
+        raise Unsupported(
+            f"mode concurrent is not possible: {_MAKES_MEMORY}",
+            hint="use mode recopy",
+            reason=Reason.UNSEEN_GPU,
         )
     if choice.mode == "driver" and (why_not_driver := group.why_not_by_driver()):
         raise Unsupported(
