@@ -3,11 +3,12 @@
     python -m bench.elsewhere [--against N] [--state DIR] -- PROGRAM [ARGUMENTS]
 
 PROGRAM is one of ``bench/programs``, deterministic. It runs where all GPUs but the first are
-hidden. It is saved, killed, and its image exported to a file; a second phosd, with a state and a
-key of its own and all GPUs, imports the file and restores the program on the last of them. There it
-is saved again. The first one refuses that image, since it has fewer GPUs, and the program goes on
-where it was. It has printed, after ``N`` lines, what an undisturbed run prints. As root; GPUs are
-hidden in a mount namespace. Prints one JSON object.
+hidden. It is saved and killed, and its image exported to a file. That is imported, by phosds with
+states and keys of their own, and restored where there is one other GPU; where there are all, on the
+same one; and there on the last one, where it is saved again. The first phosd refuses that image,
+since it has fewer GPUs, and the program goes on where it was. It has printed, after ``N`` lines,
+what an undisturbed run prints. As root; GPUs are hidden in a mount namespace. Prints one JSON
+object.
 """
 
 import argparse
@@ -38,7 +39,8 @@ _PARAMETERS = "/proc/driver/nvidia/params"
 _HIDE = f"""
 set -e
 folder=$(mktemp -d "$1/hidden.XXXXXX")
-shift
+left=$2
+shift 2
 if [ -e {_PARAMETERS} ]; then
     # Else the driver's libraries make the missing files themselves.
     sed 's/ModifyDeviceFiles: 1/ModifyDeviceFiles: 0/' {_PARAMETERS} > "$folder/params"
@@ -49,7 +51,7 @@ mount --rbind /dev "$folder/dev"
 mount -t tmpfs -o mode=755 tmpfs /dev
 for file in "$folder"/dev/*; do
     name="/dev/${{file##*/}}"
-    case "$name" in /dev/nvidia[1-9]*) continue ;; esac
+    case "$name" in "$left") ;; /dev/nvidia[0-9]*) continue ;; esac
     if [ -L "$file" ]; then cp -P "$file" "$name"; continue; fi
     if [ -d "$file" ]; then mkdir "$name"; else : > "$name"; fi
     mount --rbind "$file" "$name"
@@ -58,18 +60,20 @@ exec "$@"
 """
 
 
-def with_one_gpu(folder: Path) -> dict[str, Any]:
-    """Return how a phosd and its commands (:class:`Phos`) are started to have only GPU 0."""
+def with_one_gpu(folder: Path, gpu: int) -> dict[str, Any]:
+    """Return how a phosd and its commands (:class:`Phos`) are started to have only one GPU."""
     if cuda.is_software():
         words = ["env", "PHOS_SOFTGPU_DEVICES=1"]
+        if gpu:
+            words.append(f"PHOS_SOFTGPU_MACHINE={gpu}")
         return {"apart": words, "join": lambda _: words}
-    hide = ["unshare", "--mount", "--propagation", "private", "sh", "-c", _HIDE, "sh", str(folder)]
+    hide = ["unshare", "--mount", "--propagation", "private", "sh", "-c", _HIDE, "sh"]
 
     def join(pid: int) -> list[str]:
         enter = ["nsenter", "--mount", f"--target={pid}"]
         return [*enter, "sh", "-c", 'cd "$0" && exec "$@"', str(Path.cwd())]
 
-    return {"apart": hide, "join": join}
+    return {"apart": [*hide, str(folder), f"/dev/nvidia{gpu}"], "join": join}
 
 
 def require_values(shown: Shown, expected: Mapping[int, str]) -> int:
@@ -98,7 +102,7 @@ def gpus_of(phos: Phos, pid: int) -> list[int]:
 class Journey:
     """A program that goes from one phosd to another as a file.
 
-    Both have the same runtime folder, as on two machines, so only one runs at a time.
+    All have the same runtime folder, as on several machines, so only one runs at a time.
     """
 
     def __init__(self, folder: Path, settings: str) -> None:
@@ -107,10 +111,10 @@ class Journey:
         self._file = folder / "image.phos"
         self._settings = settings
 
-    def small(self) -> Phos:
+    def small(self, gpu: int = 0) -> Phos:
         """Return the phosd that has one GPU."""
-        alone = with_one_gpu(self._folder)
-        return Phos(self._folder, self._folder / "small", self._settings, **alone)
+        alone = with_one_gpu(self._folder, gpu)
+        return Phos(self._folder, self._folder / f"small-{gpu}", self._settings, **alone)
 
     def large(self) -> Phos:
         """Return the phosd that has all GPUs."""
@@ -120,18 +124,31 @@ class Journey:
         """Save the program, kill it and write its image to the file; return figures."""
         row: dict[str, Any] = {"gpus": gpus_of(phos, self.pid)}
         saved, row["checkpoint_s"] = timed(phos, "checkpoint", str(self.pid))
-        end_tree(self.pid)
+        self.end()
+        self._file.unlink(missing_ok=True)
         _, row["export_s"] = timed(phos, "export", saved["result"], str(self._file))
         return row | {"file_bytes": self._file.stat().st_size}
 
-    def arrive(self, phos: Phos, *options: str) -> dict[str, Any]:
-        """Import the file, and restore the program; return figures."""
+    def end(self) -> None:
+        """Kill the program, if it runs."""
+        pid, self.pid = self.pid, 0
+        if pid:
+            with contextlib.suppress(NoSuchProcess):
+                end_tree(pid)
+
+    def arrive(self, phos: Phos, shown: Shown, *options: str) -> dict[str, Any]:
+        """Import the file, and restore the program; return figures, after some lines."""
         row: dict[str, Any] = {}
         imported, row["import_s"] = timed(phos, "import", str(self._file), "--trust")
-        self._file.unlink()
-        restored, row["restore_s"] = timed(phos, "restore", imported["image"], *options)
+        return row | self.restored(phos, imported["image"], shown, *options)
+
+    def restored(self, phos: Phos, image: str, shown: Shown, *options: str) -> dict[str, Any]:
+        """Restore the program; return figures, after some lines."""
+        before = len(shown.steps())
+        restored, seconds = timed(phos, "restore", image, *options)
         self.pid = int(restored["result"])
-        return row | {"gpus": gpus_of(phos, self.pid)}
+        wait_until(lambda: len(shown.steps()) >= before + _LINES, "lines from there")
+        return {"image": image, "restore_s": seconds, "gpus": gpus_of(phos, self.pid)}
 
     def refused(self, phos: Phos) -> str:
         """Return the words with which the file is refused. Raises :class:`Failed` if it is not."""
@@ -143,7 +160,7 @@ class Journey:
 
 
 def measure(arguments: argparse.Namespace, folder: Path, report: dict[str, Any]) -> None:
-    """Send the program to the other machine; fill the report."""
+    """Send the program to the other machines; fill the report."""
     arguments.torchrun = 0
     expected = undisturbed(folder, arguments)
     journey = Journey(folder, f'memory_tier = "{arguments.memory_tier}"\n')
@@ -155,23 +172,26 @@ def measure(arguments: argparse.Namespace, folder: Path, report: dict[str, Any])
             shown = Shown(output)
             wait_until(lambda: len(shown.steps()) >= _LINES, "the first lines")
             report["leaves"] = journey.leave(phos)
+        with journey.small(1) as phos:
+            report["arrives_at_one_other"] = journey.arrive(phos, shown)
+            journey.end()
         with journey.large() as phos:
             last = len(phos.do("gpus")) - 1
             if last < 1:
                 raise Failed("this needs two GPUs")
-            report["arrives_elsewhere"] = journey.arrive(phos, "--gpu", f"0:{last}")
-            before = len(shown.steps())
-            wait_until(lambda: len(shown.steps()) >= before + _LINES, "lines from there")
+            there = report["arrives_where_more_are"] = journey.arrive(phos, shown, "--gpu", "0:0")
+            journey.end()
+            report["arrives_at_another_of_more"] = journey.restored(
+                phos, there["image"], shown, "--gpu", f"0:{last}"
+            )
             report["leaves_there"] = journey.leave(phos)
         with journey.small() as phos:
             report["refused_by_fewer"] = journey.refused(phos)
         with journey.large() as phos:
-            report["goes_on_there"] = journey.arrive(phos)
+            report["goes_on_there"] = journey.arrive(phos, shown)
             report["values_equal"] = require_values(shown, expected)
     finally:
-        if journey.pid:
-            with contextlib.suppress(NoSuchProcess):
-                end_tree(journey.pid)
+        journey.end()
 
 
 def main() -> None:
