@@ -66,7 +66,8 @@ class RestoreOptions(JobOptions, total=False):
     standard output and error; ``end``: a file that tells how the program has ended;
     ``pid_namespace``: the program gets one of its own, also if it was in none; ``clone``: the name
     of a clone that is restored beside the program; ``clone_files``: what becomes of the files on
-    the disk that the program writes to; ``gpu``: a destination, if not where it was.
+    the disk that the program writes to; ``gpu``: a destination, if not where it was;
+    ``cgroups_of``: a process in whose cgroups the program goes on, if not where it was.
     """
 
     files: Literal["keep", "cut"]
@@ -76,6 +77,7 @@ class RestoreOptions(JobOptions, total=False):
     clone: str
     clone_files: Literal["copy", "share", "refuse"]
     gpu: str
+    cgroups_of: int
 
 
 class VerifyOptions(JobOptions, total=False):

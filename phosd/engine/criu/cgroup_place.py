@@ -12,7 +12,7 @@ from pathlib import Path
 from phosd.engine.image.cpu_manifest import Cgroups
 from phosd.engine.program.tree import ProcessTree
 from phosd.engine.system import cgroups, procfs
-from phosd.errors import Busy, Reason, Unsupported
+from phosd.errors import Busy, NoSuchProcess, NotAuthorized, Reason, Unsupported
 
 _ENTER = 'while [ "$1" != -- ]; do echo $$ >"$1" || exit 125; shift; done; shift; exec "$@"'
 
@@ -52,6 +52,32 @@ def noted(tree: ProcessTree) -> Cgroups:
                 reason=Reason.CGROUP,
             )
     return found
+
+
+def of_process(pid: int, uid: int) -> Cgroups:
+    """Return where process ``pid`` is, for a program of user ``uid`` to be put there.
+
+    Raises :class:`NoSuchProcess`, and :class:`NotAuthorized` if the process is not that user's
+    alone: its limits are then not those that the user's programs have.
+    """
+    before = procfs.process_id(pid)
+    try:
+        theirs = {*procfs.status(pid).uids}
+        paths = cgroups.memberships(pid)
+    except (FileNotFoundError, ProcessLookupError):
+        before = None
+    if before is None or procfs.process_id(pid) != before:  # its pid may be another's by now
+        raise NoSuchProcess(
+            f"process {pid}, in whose cgroups the program was to be, has ended",
+            hint="name one that runs",
+        )
+    if theirs != {uid}:
+        raise NotAuthorized(
+            f"{procfs.describe(pid)}, in whose cgroups the program was to be, is not of its "
+            f"user {uid}",
+            hint="name a process of that user's",
+        )
+    return Cgroups(paths, cgroups.limits(paths))
 
 
 @dataclass(frozen=True)

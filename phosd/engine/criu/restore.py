@@ -30,6 +30,7 @@ from phosd.engine.criu.rights import Rights
 from phosd.engine.criu.saved_tree import SavedTree
 from phosd.engine.criu.spared_pages import PagesPutBack, SparedPages, spared_pages
 from phosd.engine.criu.tree_files import TreeFiles
+from phosd.engine.image.cpu_manifest import Cgroups
 from phosd.engine.image.manifest import Process
 from phosd.engine.job.cancellation import Cancellation
 from phosd.engine.job.checks import Check, require_all
@@ -58,7 +59,8 @@ class TreeRestoreOptions:
     socket (None: it is discarded). ``end``: the file that is to tell how the root process ends.
     ``deadline`` in seconds. ``pid_namespace``: the tree gets one of its own, also if it was in
     none. ``image``: which is restored, for the record of that. ``clone``: which is restored in the
-    tree's place, in such a namespace. ``rehearsed``: see :func:`rehearse_tree`.
+    tree's place, in such a namespace. ``cgroups``: where it goes on, if not where it was.
+    ``rehearsed``: see :func:`rehearse_tree`.
     """
 
     files: Policy = Policy.KEEP
@@ -68,6 +70,7 @@ class TreeRestoreOptions:
     pid_namespace: bool = False
     image: str = ""
     clone: Clone | None = None
+    cgroups: Cgroups | None = None
     rehearsed: bool = False
 
 
@@ -134,7 +137,7 @@ def admission_checks(
         files.look()
 
     def cgroups() -> None:
-        place_of(tree.details.cgroups, tree.user.uid, criu.surroundings)
+        place_of(options.cgroups or tree.details.cgroups, tree.user.uid, criu.surroundings)
 
     def pids() -> None:
         if not _in_own_namespace(tree, options):
@@ -432,7 +435,7 @@ def _run(
             # The limits of the original's cgroup are for the original.
             place=None
             if options.rehearsed
-            else place_of(details.cgroups, owner.uid, criu.surroundings),
+            else place_of(options.cgroups or details.cgroups, owner.uid, criu.surroundings),
             plugins=criu_plugins() if tracer is not None else None,
             bounded=details.imported and not owner.is_root,
             wrap=lambda command: outlets.wrap(command, options.output),

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 import msgspec
 
 from phosd.engine.criu import restore as criu_restore
+from phosd.engine.criu.cgroup_place import of_process
 from phosd.engine.criu.clone import Clone, CloneFiles
 from phosd.engine.criu.driver_turn import HeldRestore
 from phosd.engine.criu.file_worker import Copied, Policy
@@ -68,7 +69,8 @@ class RestoreOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     (``FILE.clone-NAME``, as the file was at the checkpoint), or may ``share`` those that it only
     appends to, or there is none if it would write to any (``refuse``).
     ``gpu``: a GPU of this node, or ``OLD:NEW`` for each of several (``placement.py``); in place of
-    those that are not named, it gets the same, or others like them.
+    those that are not named, it gets the same, or others like them. ``cgroups_of``: the pid of a
+    process of the image's owner, in whose cgroups the program goes on; 0: in those that it was in.
     """
 
     files: Files = "keep"
@@ -78,6 +80,7 @@ class RestoreOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     clone: CloneName = ""
     clone_files: Cloned = "copy"
     gpu: str = ""
+    cgroups_of: Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)] = 0
 
 
 @dataclass(frozen=True)
@@ -243,6 +246,7 @@ class _CpuSide:
             pid_namespace=options.pid_namespace or bool(options.clone),
             image=manifest.id,
             clone=clone if options.clone else None,
+            cgroups=of_process(options.cgroups_of, manifest.owner) if options.cgroups_of else None,
         )
         self._restored: list[Restored] = []
         self._opened = ExitStack()

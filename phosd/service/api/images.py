@@ -97,6 +97,7 @@ class Images:
         if options.gpu:
             require_destination(options.gpu)
         manifest, acting = await self._image_for(caller, Action.RESTORE, image)
+        options = await self._with_pids_of_ours(caller, options)
         here = self._inventory.gpus.values()
         saved = {gpu.uuid for gpu in manifest.gpus}
         gpus = named_in(options.gpu, here) or {gpu.ordinal for gpu in here if gpu.uuid in saved}
@@ -148,10 +149,17 @@ class Images:
         if options.gpu:
             require_destination(options.gpu)
         _, acting = await self._image_for(caller, Action.RESTORE, image)
+        options = await self._with_pids_of_ours(caller, options)
         found = await self._readers.run(
             caller.uid, self._engine.try_restore, image, options, acting
         )
         return [check_row(each) for each in found]
+
+    async def _with_pids_of_ours(self, caller: Caller, options: RestoreRequest) -> RestoreRequest:
+        if not options.cgroups_of:
+            return options
+        pid = await self._pids.known_here(caller, options.cgroups_of)
+        return msgspec.structs.replace(options, cgroups_of=pid)
 
     @method("VerifyImage", "sa{sv}", job="o")
     async def verify_image(self, caller: Caller, image: str, options: VerifyRequest) -> str:
