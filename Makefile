@@ -21,7 +21,7 @@ CONFIGURE := -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/.venv/bin/ninja -DPython3_E
 export PATH := $(PATH):/usr/sbin:/sbin
 export PYTHON
 
-.PHONY: help setup setup-containers build deb wheel lint native-test native-test-plain native-test-sanitized \
+.PHONY: help setup setup-containers setup-slurm build deb wheel lint native-test native-test-plain native-test-sanitized \
 	native-test-threads check test test-all begin-test python-test soak flake-hunt durations \
 	test-boot demo test-gpu clean
 
@@ -36,6 +36,7 @@ help:
 	@echo "make test-gpu  the tests that need a real GPU"
 	@echo "make setup     virtual environment, system packages, CRIU (the others do it themselves)"
 	@echo "make setup-containers  the container runtimes whose containers are tested"
+	@echo "make setup-slurm  Slurm, whose jobs are tested; \`make build\` then builds the plugin for it"
 	@echo "make build     the native libraries"
 	@echo "make deb       the Debian package, in build/"
 	@echo "make wheel     the wheel for pip, with the native libraries, in build/"
@@ -60,6 +61,8 @@ build/.packages: packaging/system_packages.sh
 
 build: build/.packages .venv/.ready build/native/build.ninja
 	@$(STEP) "native build" $(LOGS)/build.log $(CMAKE) --build build/native --parallel $(JOBS)
+	@test -f phosd/native/phos_slurm.so || \
+	    echo "Slurm's plugin: not built, there is no slurm/spank.h (make setup-slurm)"
 
 build/native/build.ninja: | .venv/.ready
 	@$(STEP) "configure" $(LOGS)/configure.log $(CMAKE) -S . -B build/native $(CONFIGURE)
@@ -126,7 +129,7 @@ check: begin-test build lint
 test: begin-test setup lint native-test python-test
 
 test-all: export PHOS_TEST_ALL := 1
-test-all: begin-test setup lint native-test deb wheel build/wheelhouse build/.release-packages \
+test-all: begin-test setup setup-slurm lint native-test deb wheel build/wheelhouse build/.release-packages \
 	build/.s3-packages build/.container-packages python-test
 
 begin-test:
@@ -164,6 +167,14 @@ setup-containers: build/.container-packages
 build/.container-packages: packaging/system_packages.sh packaging/install_crun.py
 	@packaging/system_packages.sh containers
 	@$(STEP) "crun" $(LOGS)/crun.log $(PYTHON) packaging/install_crun.py build/crun
+	@touch $@
+
+# Its plugin is built where its headers are: what was configured without is configured again.
+setup-slurm: build/.slurm-packages
+
+build/.slurm-packages: packaging/system_packages.sh
+	@packaging/system_packages.sh slurm
+	@rm -f build/native/CMakeCache.txt build/native/build.ninja
 	@touch $@
 
 build/.boot-packages: packaging/system_packages.sh

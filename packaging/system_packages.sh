@@ -1,7 +1,8 @@
 #!/bin/sh
-# system_packages.sh [boot | release | containers]: install the system packages that are missing, and
-# only those; with `boot` also what the tests in a booted system need, with `release` what checks the
-# package, with `containers` the runtimes whose containers are tested.
+# system_packages.sh [boot | release | containers | slurm]: install the system packages that are missing,
+# and only those; with `boot` also what the tests in a booted system need, with `release` what checks
+# the package, with `containers` the runtimes whose containers are tested, with `slurm` that and its
+# headers.
 # Prints one line.
 set -eu
 
@@ -36,6 +37,11 @@ tool runc runc
 if [ "${1:-}" = containers ]; then
     tool podman podman
     tool ctr containerd
+fi
+if [ "${1:-}" = slurm ]; then
+    tool munged munge
+    tool slurmctld slurm-wlm
+    need "test -f /usr/include/slurm/spank.h" libslurm-dev
 fi
 need "ls /usr/share/keyrings/debian-archive-keyring.*" debian-archive-keyring
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from phosd.cli.enclosed import EnclosedProgram
     from phosd.cli.resuming import NamedImages
     from phosd.cli.saving import SaveOnTerm
+    from phosd.cli.slurm import SavingStep
     from phosd.client import Client, RestoreOptions
 
 
@@ -41,8 +42,11 @@ class Foreground:
         grace: float | None,
         in_memory: bool,
         pidns: bool | None,
+        step: "SavingStep | None",
     ) -> None:
+        """``step``: of the Slurm job that this is a part of, in whose cgroups a program goes on."""
         self._settings = settings
+        self._step = step
         self._name = name
         self._words = words
         self._saves = saves
@@ -73,6 +77,8 @@ class Foreground:
                     )
                     return Exit.DONE
                 resumed = self._resume(client, images, early) if images else None
+            if resumed is None and self._step is not None:
+                self._step.require_not_elsewhere(self._name or "")
             if resumed is not None:
                 return self._relayed(*resumed, early)
         folder = place_of_output()
@@ -91,7 +97,10 @@ class Foreground:
     @property
     def _restore_options(self) -> "RestoreOptions":
         # One that was in a pid namespace gets one again in any case.
-        return {"pid_namespace": True} if self._pidns else {}
+        options: RestoreOptions = {"pid_namespace": True} if self._pidns else {}
+        if self._step is not None:
+            options["cgroups_of"] = os.getpid()
+        return options
 
     def _images(self, client: "Client") -> "NamedImages":
         from phosd.cli.resuming import NamedImages
@@ -133,13 +142,24 @@ class Foreground:
             policy.take(program.pid)
             status = follow(program, policy, early)
             if policy.settle():
+                return self._saved()
+            if self._step is not None and policy.gave_up and status == -signal.SIGTERM:
+                self._settings.note(
+                    "phos: when the job runs again, the program begins anew, or goes on from its "
+                    "last image if there is one"
+                )
                 return SAVED
         if status == -signal.SIGKILL and self._ended_by_phosd(program.pid):
-            return SAVED
+            return self._saved()
         if status is None:
             self._settings.note(f"phos: how process {program.pid} has ended is not known")
             return Exit.FAILED
         return exit_code(status)
+
+    def _saved(self) -> int:
+        if self._step is not None:
+            self._step.keep_node(self._name or "")
+        return SAVED
 
     def _ended_by_phosd(self, pid: int) -> bool:
         """Return whether somebody else has had it saved and ended (`phos checkpoint --end`)."""

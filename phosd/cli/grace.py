@@ -9,6 +9,8 @@ from datetime import datetime
 from functools import partial
 from pathlib import Path
 
+from phosd.cli.scontrol import SlurmError, job_fields, scontrol
+
 DEFAULT = 90.0
 """Seconds if nobody tells: systemd's own default."""
 SLURM_DEFAULT = 30.0
@@ -18,14 +20,10 @@ _SLURM_SECONDS = 2.0
 """How long its controller may take to answer: once SIGTERM has come, saving waits for that."""
 
 
-class UnknownGraceError(Exception):
-    """Slurm does not tell; the text says why."""
-
-
 @dataclass(frozen=True)
 class Grace:
     """The ``seconds`` that are certain, and those that ``more`` finds on top when SIGTERM has come,
-    or :class:`UnknownGraceError`.
+    or :class:`SlurmError`.
     """
 
     seconds: float
@@ -50,7 +48,7 @@ def _slurm_grace(job: str, note: Callable[[str], None]) -> Grace:
     """
     try:
         return Grace(_kill_wait(), partial(_until_preempted_job_ends, job))
-    except UnknownGraceError as why:
+    except SlurmError as why:
         note(
             f"phos: how long Slurm waits before it kills is not known ({why}), so saving may take "
             f"{SLURM_DEFAULT:.0f} s, as is usual; `--grace` says otherwise"
@@ -60,47 +58,26 @@ def _slurm_grace(job: str, note: Callable[[str], None]) -> Grace:
 
 def _kill_wait() -> float:
     """Return Slurm's KillWait in seconds."""
-    found = re.search(r"^KillWait\s*=\s*(\d+) sec", _scontrol("show", "config"), re.MULTILINE)
+    config = scontrol("show", "config", seconds=_SLURM_SECONDS)
+    found = re.search(r"^KillWait\s*=\s*(\d+) sec", config, re.MULTILINE)
     if found is None:
-        raise UnknownGraceError("`scontrol show config` has no KillWait")
+        raise SlurmError("`scontrol show config` has no KillWait")
     return float(found[1])
 
 
 def _until_preempted_job_ends(job: str) -> float:
-    """Return the seconds between the preemption of a job and its end, after which KillWait begins;
-    0 if it is not preempted.
+    """Return the seconds from now to the end of a job that is preempted, after which KillWait
+    begins; 0 if it is not.
     """
-    fields = dict(re.findall(r"(\w+)=(\S+)", _scontrol("show", "job", job)))
-    preempted = fields.get("PreemptTime", "None")
-    if preempted == "None":  # also where no job is ever preempted
+    fields = job_fields(job, seconds=_SLURM_SECONDS)
+    if fields.get("PreemptTime", "None") == "None":  # also where no job is ever preempted
         return 0.0
     try:
-        begin, end = (datetime.fromisoformat(text) for text in (preempted, fields["EndTime"]))
+        end = datetime.fromisoformat(fields["EndTime"])
     except (KeyError, ValueError):
-        raise UnknownGraceError(f"`scontrol show job {job}` has no EndTime") from None
-    return max((end - begin).total_seconds(), 0.0)
-
-
-def _scontrol(*words: str) -> str:
-    """Return what ``scontrol`` prints. Raises :class:`UnknownGraceError`."""
-    try:
-        return subprocess.run(
-            ["scontrol", *words],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_SLURM_SECONDS,
-            check=True,
-            env=os.environ | {"SLURM_TIME_FORMAT": "standard"},
-        ).stdout
-    except subprocess.CalledProcessError as error:
-        said = (error.stderr or "").strip().partition("\n")[0]
-        raise UnknownGraceError(said or f"`scontrol` ended with {error.returncode}") from error
-    except subprocess.TimeoutExpired as error:
-        raise UnknownGraceError(f"`scontrol` takes over {_SLURM_SECONDS:.0f} s") from error
-    except OSError as error:
-        raise UnknownGraceError(f"`scontrol` cannot be run: {error.strerror}") from error
+        raise SlurmError(f"`scontrol show job {job}` has no EndTime") from None
+    now = datetime.now()
+    return max((end - now).total_seconds(), 0.0)
 
 
 def _systemd_grace() -> float | None:

@@ -1,8 +1,10 @@
 """Implement ``phos run``: start a program so that it can be saved and restored."""
 
 import contextlib
+import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -11,6 +13,13 @@ from phosd.cli.foreground import Foreground, place_of_output, start
 from phosd.cli.named import checked_name, only_one
 from phosd.cli.settings import Settings, command
 from phosd.engine.program.name import VARIABLE
+
+# Few programs are of a Slurm job.
+if TYPE_CHECKING:
+    from phosd.cli.slurm import SavingStep
+
+_OF_SLURM = "PHOS_SLURM"
+"""What a job was submitted with (`--phos`), which `phosd/slurm_plugin` sets."""
 
 
 @command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
@@ -55,9 +64,8 @@ from phosd.engine.program.name import VARIABLE
 @click.option(
     "--on-term",
     type=click.Choice(["pass", "save"]),
-    default="pass",
-    show_default=True,
-    help="What SIGTERM does: it is passed on to the program, or the program is saved and ended.",
+    help="What SIGTERM does: it is passed on to the program (the default), or the program is saved "
+    "and ended.",
 )
 @click.option(
     "--grace",
@@ -82,7 +90,7 @@ def run(
     name: str | None,
     resuming: bool,
     pidns: bool | None,
-    on_term: str,
+    on_term: str | None,
     grace: float | None,
     in_memory: bool,
     words: tuple[str, ...],
@@ -110,14 +118,22 @@ def run(
     has the program saved and ended, with exit code 75 when its image is on the disk. A program that
     cannot be saved in time gets the SIGTERM then. --resume goes on from the last image of NAME as
     if the program had never ended, with its output and its exit code.
+
+    In a Slurm job that was submitted with --phos=save both are the default, and the job names the
+    program.
     """
-    saves = on_term == "save"
+    step = _saving_step()
+    saves = on_term == "save" or (step is not None and on_term is None)
     _require_possible(detach=detach, name=name, resuming=resuming, saves=saves)
+    resuming = resuming or step is not None
     if not saves and (grace is not None or in_memory):
         raise click.UsageError("--grace and --in-memory are about saving; give --on-term=save, too")
     variables = environment(settings, gpu, runtime_dir, managed)
     variables.pop(VARIABLE, None)
     with contextlib.ExitStack() as stack:
+        if step is not None:
+            variables.pop(_OF_SLURM)  # what the program itself starts is a part of it
+            name = stack.enter_context(step.part_of_job(name, words, settings.note))
         if name is not None:
             stack.enter_context(only_one(name))
             variables[VARIABLE] = name
@@ -131,6 +147,7 @@ def run(
                     grace=grace,
                     in_memory=in_memory,
                     pidns=pidns,
+                    step=step,
                 )
             )
             sys.exit(foreground.run(variables, resuming=resuming))
@@ -142,6 +159,15 @@ def run(
         else:
             settings.note(f"output: {program.stdout}")
             settings.say(str(program.pid))
+
+
+def _saving_step() -> "SavingStep | None":
+    """Return the step of the Slurm job that this is, if the job is to be saved."""
+    if _OF_SLURM not in os.environ:
+        return None
+    from phosd.cli.slurm import saving_step
+
+    return saving_step(os.environ[_OF_SLURM])
 
 
 def _require_possible(*, detach: bool, name: str | None, resuming: bool, saves: bool) -> None:

@@ -4,7 +4,8 @@ import threading
 import time
 from enum import Enum, auto
 
-from phosd.cli.grace import Grace, UnknownGraceError
+from phosd.cli.grace import Grace
+from phosd.cli.scontrol import SlurmError
 from phosd.cli.settings import Settings
 from phosd.cli.termination import TermHolder, deliver, deliver_if_held, not_holding
 from phosd.client import Client, Job, JobHandle
@@ -54,6 +55,11 @@ class SaveOnTerm:
         self._thread: threading.Thread | None = None
         self._job: JobHandle | None = None
         self._saved = ""
+
+    @property
+    def gave_up(self) -> bool:
+        """Whether the program got the SIGTERM, as it could not be saved."""
+        return self._state is _State.TERMINATED
 
     def take(self, pid: int) -> None:
         """Take the first process of the program, before the first :meth:`look`."""
@@ -121,7 +127,7 @@ class SaveOnTerm:
             if more := self._grace.more():
                 self._deadline += more
                 self._settings.note(f"phos: preempted: there are {more:.0f} s more")
-        except UnknownGraceError as why:
+        except SlurmError as why:
             self._settings.note(f"phos: whether there is more time is not known: {why}")
 
     def _save_in_time(self, client: Client) -> Job:

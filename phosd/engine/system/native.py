@@ -64,6 +64,11 @@ def runtime_plugins() -> Path:
     return _find("runtime_plugin/phos_plugin.so").parent
 
 
+def slurm_plugin() -> Path:
+    """Return the library that Slurm's commands and daemons load (docs/operate/slurm.md)."""
+    return _find("phos_slurm.so")
+
+
 def criu_plugins() -> Path:
     """Return the folder of what ``criu dump`` loads as plugins."""
     return _find("criu_plugin/libphos_criu.so").parent

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -115,7 +116,8 @@ def test_ten_preemptions_at_random_instants(bus: str, tmp_path: Path) -> None:
     line = Line(bus, tmp_path, "--in-memory")
     line.steps = 3 * STEPS
     (tmp_path / "phosd.toml").write_text('memory_tier = "1 GiB"\n')
-    line.variables = slurm(tmp_path, preempted="2026-11-25T20:47:07", end="2026-11-25T20:48:07")
+    in_an_hour = (datetime.now() + timedelta(hours=1)).isoformat(timespec="seconds")
+    line.variables = slurm(tmp_path, preempted="2026-11-25T20:47:07", end=in_an_hour)
     ways = [to_the_relay, to_all, to_the_program]
     with phosd(bus, tmp_path), nothing_left(line):
         preempted = 0
@@ -130,7 +132,7 @@ def test_ten_preemptions_at_random_instants(bus: str, tmp_path: Path) -> None:
             ways[preempted % 3](relay.pid, line.program())
             assert relay.wait(60) == SAVED, line.said
             preempted += 1
-        assert line.said.count("is saved, 47 s\nphos: preempted: there are 60 s more\n") == 10
+        assert line.said.count("is saved, 47 s\nphos: preempted: there are ") == 10
         assert line.said.count("lost if the machine ends before phosd has written it") == 10
         images = phos(bus, tmp_path, "images")
         assert [(i["name"], i["number"]) for i in images] == [("bert", n) for n in range(1, 11)]

@@ -1,0 +1,239 @@
+"""Take part in a Slurm job that was submitted with ``--phos=save``.
+
+There ``phos run`` saves its program when the job is to end, has the job requeued, and goes on with
+the program when the job runs again. The option comes from ``phosd/slurm_plugin``. Slurm sends its
+signals to the first process of each task, and ends, accounts and limits what is in the cgroup of
+the step: so `phos run` is that process, and its program is in that cgroup. The first process of a
+batch script is its shell, so that there `phos run` starts itself as a step of its own.
+"""
+
+import hashlib
+import itertools
+import json
+import os
+import stat
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from phosd.cli.program import runs_folder
+from phosd.cli.relay import SAVED
+from phosd.cli.scontrol import SlurmError, job_fields, scontrol
+from phosd.client.errors import CommandError
+from phosd.engine.system.slurm_steps import step_of
+
+_OUTPUTS = "PHOS_SLURM_OUTPUTS"
+"""Where a step of a batch script writes to, which is told by the script: a list in JSON."""
+_WISHES = ("save", "none")
+_SECONDS = 30.0
+"""How long the controller may take to answer: it may be busy with many jobs at once."""
+_AGAIN_SECONDS = 5.0
+_KEPT_DAYS = 90
+
+
+@dataclass(frozen=True)
+class SavingStep:
+    """The step of a job that is to be saved. ``run`` is how often the job was requeued."""
+
+    job: str
+    run: str
+    node: str
+
+    @contextmanager
+    def part_of_job(
+        self, name: str | None, words: Sequence[str], note: Callable[[str], None]
+    ) -> Iterator[str]:
+        """Have the job requeued if the program that runs in this context is saved in it. Yields the
+        program's name: the ``name`` that it was given, or one by its job and its ``words``.
+
+        The same words may come several times in a script, which begins anew with each run of the
+        job: the second program of them in one run is the second one in the next. A program that has
+        come to its end in this run keeps its place; one that was saved, or not started, gives it
+        back.
+        """
+        place = None
+        if name is None:
+            place = _place(self, words)
+            name = place.stem
+        ended = False
+        try:
+            yield name
+        except SystemExit as end:
+            ended = end.code != SAVED
+            if not ended:
+                _requeue(self, name, note)
+            raise
+        finally:
+            if place is not None and not ended:
+                place.unlink(missing_ok=True)
+
+    def keep_node(self, name: str) -> None:
+        """Write down that the program ``name`` was saved on this node."""
+        _saved_on(name).write_text(self.node)
+
+    def node_of(self, name: str) -> str:
+        """Return the node on which the program ``name`` was saved last; empty if it was not."""
+        with suppress(FileNotFoundError):
+            return _saved_on(name).read_text()
+        return ""
+
+    def require_not_elsewhere(self, name: str) -> None:
+        """Raise :class:`CommandError` if the program ``name``, of which there is no image here, was
+        saved on another node.
+        """
+        if (node := self.node_of(name)) not in ("", self.node):
+            raise _unsupported(
+                f"{name} was saved on node {node}, and its image is not on this one, {self.node}; "
+                f"have the job run there (`scontrol requeuehold {self.job}`, `scontrol update "
+                f"JobId={self.job} ReqNodeList={node}`, `scontrol release {self.job}`), or bring "
+                "the image here (`phos push`, `phos pull`)"
+            )
+
+
+def saving_step(wish: str) -> SavingStep | None:
+    """Return the step that this process is the task of, if its job is to be saved (``wish``).
+
+    In a batch script it does not return: this process becomes the `srun` that starts it as a step.
+    Raises :class:`CommandError` for a step that cannot be saved.
+    """
+    job = os.environ.get("SLURM_JOB_ID", "")
+    if wish not in _WISHES:
+        raise _unsupported(f"PHOS_SLURM is {wish!r}, not one of {', '.join(_WISHES)}; correct it")
+    if wish == "none" or not job:
+        return None
+    tasks, nodes = (os.environ.get(f"SLURM_STEP_NUM_{kind}", "1") for kind in ("TASKS", "NODES"))
+    if (tasks, nodes) != ("1", "1"):
+        raise _unsupported(
+            f"this step of job {job} has {tasks} tasks on {nodes} nodes, and phosd saves steps of "
+            "one task; start it with `srun --nodes=1 --ntasks=1 phos run`, or without saving: "
+            "`srun --phos=none phos run`"
+        )
+    found = step_of(os.getpid())
+    if found is None or str(found.job) != job:
+        raise _unsupported(
+            f"this process is in no cgroup of job {job}, where Slurm would find the program once "
+            "it is restored; set ProctrackType=proctrack/cgroup in slurm.conf, or submit the job "
+            "without --phos=save"
+        )
+    node = os.environ.get("SLURMD_NODENAME", "")
+    if found.name == "batch":
+        _become_step(node)
+    if os.environ.get("SLURM_TASK_PID") != str(os.getpid()):
+        raise _unsupported(
+            f"Slurm sends its signals to process {os.environ.get('SLURM_TASK_PID')}, the first one "
+            f"of step {found}, and not to this one; write `srun phos run`, or `exec phos run` in a "
+            "script that srun starts"
+        )
+    _write_to(json.loads(os.environ.pop(_OUTPUTS, "[]")))
+    return SavingStep(job, os.environ.get("SLURM_RESTART_COUNT", "0"), node)
+
+
+def _become_step(node: str) -> NoReturn:
+    """Become the `srun` of this command, as a step beside others that the job may have."""
+    place = ["--overlap", "--input=none", "--nodes=1", "--ntasks=1", f"--nodelist={node}"]
+    # What goes through `srun` is lost when Slurm ends that first, with the script's shell.
+    os.environ[_OUTPUTS] = json.dumps([_regular_file(1), _regular_file(2)])
+    try:
+        os.execvp("srun", ["srun", *place, *sys.orig_argv])
+    except OSError as error:
+        raise _unsupported(
+            f"`srun` cannot be run, which would make it a step: {error.strerror}; put the folder "
+            "of Slurm's commands into PATH"
+        ) from error
+
+
+def _regular_file(descriptor: int) -> str:
+    """Return the path of the file that a descriptor leads to; empty if it is something else."""
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return ""
+    return str(Path(f"/proc/self/fd/{descriptor}").readlink())
+
+
+def _write_to(outputs: Sequence[str]) -> None:
+    """Have the standard output and error lead to these files, where there is one."""
+    for descriptor, path in enumerate(outputs, 1):
+        if path:
+            file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+            os.dup2(file, descriptor)
+            os.close(file)
+
+
+def _place(step: SavingStep, words: Sequence[str]) -> Path:
+    """Take the next place of a program with these words in this run of the job: a file."""
+    folder = _folder()
+    _remove_old(folder)
+    digest = hashlib.sha256(json.dumps(words).encode()).hexdigest()[:8]
+    for number in itertools.count(1):
+        place = folder / f"slurm-{step.job}-{digest}-{number}.{step.run}"
+        with suppress(FileExistsError):
+            place.touch(mode=0o600, exist_ok=False)
+            break
+    return place
+
+
+def _folder() -> Path:
+    folder = runs_folder().parent / "slurm"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return folder
+
+
+def _saved_on(name: str) -> Path:
+    return _folder() / f"{name}.node"
+
+
+def _remove_old(folder: Path) -> None:
+    """Remove what jobs have left that ended long ago."""
+    before = time.time() - _KEPT_DAYS * 86_400
+    for path in folder.iterdir():
+        with suppress(FileNotFoundError):  # another job has removed it
+            if path.stat().st_mtime < before:
+                path.unlink()
+
+
+def _requeue(step: SavingStep, name: str, note: Callable[[str], None]) -> None:
+    """Have a job come back, to the node where its program ``name`` was saved. One that is ended
+    already is requeued by Slurm, or by whoever has ended it.
+
+    Waits for a controller that is down: the job would otherwise be over when that is back.
+    """
+    node = step.node_of(name)
+    where = f", on node {node}, which has the image" if node else ""
+    by_hand = f"`scontrol requeue {step.job}` goes on with what was saved"
+    told = ""
+    while True:
+        try:
+            state = job_fields(step.job, seconds=_SECONDS).get("JobState", "unknown")
+            if state == "RUNNING":
+                scontrol("requeue", step.job, seconds=_SECONDS)
+                note(f"phos: job {step.job} is requeued{where}")
+            else:
+                note(f"phos: job {step.job} is {state}; if Slurm does not requeue it, {by_hand}")
+            if node:
+                there = [f"JobId={step.job}", f"ReqNodeList={node}"]
+                scontrol("update", *there, seconds=_SECONDS)
+        except SlurmError as why:
+            if _controller_answers():
+                note(f"phos: job {step.job}: {why}; if it does not come back{where}, {by_hand}")
+                return
+            if str(why) != told:
+                note(f"phos: job {step.job} is requeued as soon as the controller answers: {why}")
+                told = str(why)
+            time.sleep(_AGAIN_SECONDS)
+        else:
+            return
+
+
+def _controller_answers() -> bool:
+    try:
+        scontrol("ping", seconds=_SECONDS)
+    except SlurmError:
+        return False
+    return True
+
+
+def _unsupported(text: str) -> CommandError:
+    return CommandError("Unsupported", f"the program was not started: {text}")

@@ -1,0 +1,274 @@
+"""Jobs of a real Slurm are preempted, saved, requeued and go on; and what comes in the way."""
+
+import os
+import re
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from phosd.engine.system.slurm_steps import step_of
+from tests.support import slurm
+from tests.support.harness import parse, undisturbed
+from tests.support.rotation import plays
+from tests.support.service import bus
+from tests.support.slurm import PHOS, Cluster
+from tests.system.service.test_end_to_end import phos, phosd
+from tests.system.service.test_preemption import ENDING
+
+__all__ = ["bus"]
+
+pytestmark = [
+    pytest.mark.skipif(bool(slurm.missing()), reason=slurm.missing()),
+    pytest.mark.timeout(900),
+]
+
+Test = TypeVar("Test", bound=Callable[..., None])
+STEPS = 120
+ENDS_WITH = "7:0"
+"""The exit code of the program, and no signal."""
+
+
+def seldom(test: Test) -> Test:
+    """Play a test in some commits only: Slurm takes its time to requeue a job."""
+    played = plays("slurm", test.__name__, of=8)
+    mark = pytest.mark.skipif(not played, reason="another commit plays it")
+    marked: Test = mark(test)
+    return marked
+
+
+def _place() -> Iterator[Path]:
+    """A folder with a short name, for sockets."""
+    folder = Path(tempfile.mkdtemp(prefix="phos-"))
+    yield folder
+    shutil.rmtree(folder)
+
+
+place = pytest.fixture(_place)
+place_of_cluster = pytest.fixture(scope="module")(_place)
+
+
+@pytest.fixture(scope="module")
+def cluster(place_of_cluster: Path) -> Iterator[Cluster]:
+    with slurm.cluster(place_of_cluster) as cluster:
+        yield cluster
+
+
+class Jobs:
+    """Jobs of the program that computes, and what phosd keeps of them in ``place``."""
+
+    def __init__(self, cluster: Cluster, bus: str, place: Path) -> None:
+        self._cluster = cluster
+        self._place = place
+        self._bus = bus
+        (place / "program.py").write_text(ENDING)
+        self.variables = {
+            "PHOS_RUNTIME_DIR": str(place / "run"),
+            "XDG_STATE_HOME": str(place / "home"),
+            "PHOS_BUS": bus,
+            "PHOS_GPU": "soft",
+        }
+
+    def line(self, steps: int = STEPS) -> str:
+        return f"{PHOS} run -- {sys.executable} {self._place / 'program.py'} {steps}"
+
+    def submit(self, script: str, *options: str) -> str:
+        return self._cluster.submit(script, "--phos=save", *options, **self.variables)
+
+    def lines(self, job: str) -> list[str]:
+        """The lines of its steps."""
+        return re.findall(r"^\d+ [0-9a-f]{16}$", self._cluster.output(job), re.MULTILINE)
+
+    def values(self, job: str) -> dict[int, str]:
+        return parse(self._cluster.output(job).encode())
+
+    def wait_for_steps(self, job: str, more: int = 3) -> None:
+        """Wait until its program has come so many steps further."""
+        at = len(self.lines(job))
+
+        def enough() -> bool:
+            state = self._cluster.job(job)["JobState"]
+            assert state not in ("FAILED", "COMPLETED"), f"{state}: {self._cluster.output(job)}"
+            return len(self.lines(job)) >= at + more
+
+        self._cluster.wait(enough, f"{more} steps", job)
+
+    def wait_for_end(self, job: str, code: str = ENDS_WITH) -> dict[str, str]:
+        found = self._cluster.wait_for(job, "FAILED", "COMPLETED")
+        assert found["ExitCode"] == code, self._cluster.output(job)
+        return found
+
+    def require_right(self, job: str, steps: int = STEPS) -> None:
+        """Every step came, once each or again after what was not saved, and is right."""
+        expected = undisturbed("single", steps)
+        assert self.values(job) == {step: expected[step] for step in range(steps)}
+
+    def program(self, job: str) -> int:
+        """The pid of the only program of a job."""
+        pids = [int(str(row["pid"])) for row in phos(self._bus, self._place, "ps")]
+        (found,) = (pid for pid in pids if (step := step_of(pid)) and str(step.job) == job)
+        return found
+
+
+def preempt(cluster: Cluster) -> None:
+    """Run a job of the higher partition that needs all GPUs."""
+    high = cluster.submit("true", "--partition=high", f"--gres=gpu:{cluster.gpus}")
+    cluster.wait_for(high, "COMPLETED")
+
+
+def test_a_preempted_job_goes_on_in_its_step(cluster: Cluster, bus: str, place: Path) -> None:
+    jobs = Jobs(cluster, bus, place)
+    with phosd(bus, place):
+        job = jobs.submit(f"srun {jobs.line()}")
+        jobs.wait_for_steps(job)
+        preempt(cluster)
+        jobs.wait_for_steps(job)
+        assert str(step_of(jobs.program(job))) == f"{job}.0"
+        found = jobs.wait_for_end(job)
+    assert found["Restarts"] == "1"
+    said = cluster.output(job)
+    assert said.count("saved as") == said.count("goes on as process") == 1, said
+    assert re.search(r"preempted: there are \d+ s more", said)
+    jobs.require_right(job)
+    first, last = cluster.accounted(job)
+    assert first["NodeList"] == last["NodeList"] == cluster.node
+    assert (last["JobState"], last["ExitCode"]) == ("FAILED", ENDS_WITH)
+
+
+@seldom
+def test_every_way_to_end_a_job(cluster: Cluster, bus: str, place: Path) -> None:
+    """By the line alone in a batch script, which becomes a step: a signal that was asked for, a
+    requeue, and an end for good, after which somebody requeues the job nevertheless.
+    """
+    jobs = Jobs(cluster, bus, place)
+    with phosd(bus, place):
+        job = jobs.submit(jobs.line(2 * STEPS))
+        jobs.wait_for_steps(job)
+        cluster.ask("scancel", "--signal=TERM", job)  # as --signal=TERM@60 does
+        cluster.wait_for_run(job, 1)
+        jobs.wait_for_steps(job)
+        cluster.ask("scontrol", "requeue", job)
+        cluster.wait_for_run(job, 2)
+        jobs.wait_for_steps(job)
+        cluster.ask("scancel", job)
+        cluster.wait_for(job, "CANCELLED")
+        said = cluster.output(job)
+        assert f"`scontrol requeue {job}` goes on with what was saved" in said, said
+        cluster.ask("scontrol", "requeue", job)
+        found = jobs.wait_for_end(job)
+    assert found["Restarts"] == "3"
+    assert cluster.output(job).count("saved as") == 3
+    jobs.require_right(job, 2 * STEPS)
+
+
+@seldom
+def test_a_script_of_several_programs(cluster: Cluster, bus: str, place: Path) -> None:
+    """Each has its own image. What has come to its end is not done again; the same line may come
+    twice.
+    """
+    jobs = Jobs(cluster, bus, place)
+    (place / "short.py").write_text(ENDING.replace("sys.exit(7)", "print('end of one')"))
+    short = f"{PHOS} run -- {sys.executable} {place / 'short.py'} {STEPS}"
+    with phosd(bus, place):
+        job = jobs.submit(f"srun {short} || exit\nsrun {short} || exit\nsrun {jobs.line()}")
+        jobs.wait_for_steps(job)
+        preempt(cluster)
+        said = "end of one"
+        cluster.wait(lambda: cluster.output(job).count(said) == 1, "the first program's end", job)
+        second = "is kept in"
+        cluster.wait(lambda: second in cluster.output(job).rpartition(said)[2], "the second", job)
+        jobs.wait_for_steps(job)
+        preempt(cluster)
+        found = jobs.wait_for_end(job)
+        images = phos(bus, place, "images")
+    assert found["Restarts"] == "2"
+    assert cluster.output(job).count(said) == 2
+    assert cluster.output(job).count("has ended with 0") == 1
+    assert len({str(image["name"]) for image in images}) == len(images) == 2
+    jobs.require_right(job)
+
+
+def test_what_is_refused(cluster: Cluster, bus: str, place: Path) -> None:
+    jobs = Jobs(cluster, bus, place)
+    wrong = cluster.try_to("sbatch", "--phos=rubbish", "--wrap=true")
+    assert wrong.returncode != 0
+    assert "--phos=rubbish: the option is save or none" in wrong.stderr
+    script = f"srun --ntasks=2 --overcommit {jobs.line()}\nsrun sh -c '{jobs.line()}; exit $?'"
+    job = jobs.submit(f"{script}\nsrun --phos=none sh -c 'echo phos=$PHOS_SLURM; exit 9'")
+    jobs.wait_for_end(job, "9:0")
+    said = cluster.output(job)
+    assert "has 2 tasks on 1 nodes, and phosd saves steps of one task" in said
+    assert "write `srun phos run`" in said
+    assert "phos=none" in said
+    assert not jobs.values(job)
+
+
+@seldom
+def test_a_job_array_of_which_one_has_no_gpu_program(
+    cluster: Cluster, bus: str, place: Path
+) -> None:
+    jobs = Jobs(cluster, bus, place)
+    other = f'[ "$SLURM_ARRAY_TASK_ID" != 3 ] || exec srun {PHOS} run -- sleep 1000'
+    with phosd(bus, place):
+        array = jobs.submit(
+            f"{other}\nexec srun {jobs.line()}", "--array=1-3", "--output=%A_%a.out"
+        )
+        elements = [f"{array}_{number}" for number in (1, 2, 3)]
+        for element in elements[:2]:
+            jobs.wait_for_steps(element)
+        cluster.wait(lambda: "is kept in" in cluster.output(elements[2]), "the third", elements[2])
+        preempt(cluster)
+        for element in elements[:2]:
+            found = jobs.wait_for_end(element)
+            assert found["Restarts"] == "1"
+        cluster.ask("scancel", elements[2])
+        images = phos(bus, place, "images")
+    for element in elements[:2]:
+        jobs.require_right(element)
+    assert len({str(image["name"]) for image in images}) == 2
+
+
+@seldom
+def test_without_phosd_a_preempted_job_begins_anew(cluster: Cluster, bus: str, place: Path) -> None:
+    jobs = Jobs(cluster, bus, place)
+    with phosd(bus, place) as daemon:
+        job = jobs.submit(f"exec srun {jobs.line()}")
+        jobs.wait_for_steps(job)
+        daemon.send_signal(signal.SIGTERM)
+        daemon.wait(60)
+        high = cluster.submit("true", "--partition=high", f"--gres=gpu:{cluster.gpus}")
+        cluster.wait_for(high, "COMPLETED")
+    assert "not saved: " in cluster.output(job)
+    with phosd(bus, place):
+        found = jobs.wait_for_end(job)
+    assert found["Restarts"] == "1"
+    assert "goes on as" not in cluster.output(job)
+    jobs.require_right(job)
+
+
+@seldom
+def test_the_controller_is_down_and_the_node_drained(
+    cluster: Cluster, bus: str, place: Path
+) -> None:
+    jobs = Jobs(cluster, bus, place)
+    with phosd(bus, place):
+        job = jobs.submit(f"srun {jobs.line(3 * STEPS)}")
+        jobs.wait_for_steps(job)
+        program = jobs.program(job)
+        cluster.ask("scontrol", "update", f"NodeName={cluster.node}", "State=drain", "Reason=test")
+        cluster.stop("slurmctld")
+        os.kill(program, signal.SIGTERM)
+        cluster.wait(
+            lambda: "as soon as the controller answers" in cluster.output(job), "the loss", job
+        )
+        cluster.start_controller()
+        cluster.wait_for(job, "PENDING")
+        cluster.ask("scontrol", "update", f"NodeName={cluster.node}", "State=resume")
+        found = jobs.wait_for_end(job)
+    assert found["Restarts"] == "1"
+    jobs.require_right(job, 3 * STEPS)
