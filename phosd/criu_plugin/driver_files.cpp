@@ -9,31 +9,20 @@
 //
 // SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0
 #include <sys/stat.h>
-#include <sys/sysmacros.h>
 
 #include <cerrno>
 #include <cstdlib>
 
 #include "criu_abi.h"
+#include "driver_devices.h"
 #include "restore_threads.h"
 
 namespace {
 
 using phos::criu::Plugin;
 
-// Whether it is a device of the driver's: PHOS_DRIVER_DEVICES has their kinds and major numbers,
-// such as "c195 c238", as /proc/devices tells phosd. Parsed each time: CRIU has no thousands.
 bool of_driver(const struct stat& file) {
-    const char kind = S_ISCHR(file.st_mode) ? 'c' : S_ISBLK(file.st_mode) ? 'b' : 0;
-    const char* text = std::getenv("PHOS_DRIVER_DEVICES");
-    while (kind && text && *text) {
-        char* rest = nullptr;
-        const unsigned long number = std::strtoul(text + 1, &rest, 10);
-        if (rest == text + 1) return false;
-        if (*text == kind && number == major(file.st_rdev)) return true;
-        text = *rest == ' ' ? rest + 1 : rest;
-    }
-    return false;
+    return phos::criu::is_one_of(std::getenv("PHOS_DRIVER_DEVICES"), file);
 }
 
 int handle_mapping(int, const struct stat* file) {

@@ -12,11 +12,12 @@
 //   await                             the last: until the device memory is written, or the restored
 //                                     program has its GPUs again
 //
-// The answer is a word, `nothing` if no process of the tree uses a GPU, or `error` and a text. To
-// `snapshot` it is `frozen` if the runtime has frozen the tree before and thaws it after CRIU, as
-// containerd does: it is suspended then.
-// Where phosd does not answer, a checkpoint of a program without a GPU goes on, and any other
-// fails; CRIU lets the program run on then.
+// The answer is a word; to `save` with the kinds of the GPU driver's devices behind it, which CRIU
+// is to note, and phosd takes out of its files later. It is `nothing` if no process of the tree
+// uses a GPU, or `error` and a text. To `snapshot` it is `frozen` if the runtime has frozen the
+// tree before and thaws it after CRIU, as containerd does: it is suspended then. Where phosd does
+// not answer, a checkpoint of a program without a GPU goes on, and any other fails; CRIU lets the
+// program run on then.
 //
 // SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0
 #include <dirent.h>
@@ -32,6 +33,7 @@
 #include <cstring>
 
 #include "criu_abi.h"
+#include "driver_devices.h"
 
 // CRIU's own, which every one has that calls these hooks.
 extern "C" {
@@ -58,6 +60,7 @@ constexpr char kName[] = "phos_runtime";
 
 int peer = -1;
 Part part = Part::none;
+char devices[256];   // of the GPU driver, of a tree that phosd knows
 bool named = false;  // by the image that is restored: it has device memory
 bool asked = false;  // phosd knows of this tree, or there is nothing to know
 pid_t criu = 0;      // who asks; not the processes that it forks
@@ -185,10 +188,24 @@ int pause_devices(int pid) {
 int checkpoint_devices(int) {
     if (part != Part::paused && part != Part::snapshot) return 0;
     const bool runs_on = part == Part::snapshot;
-    if (!is(ask("save"), runs_on ? "noted" : "saved")) return -1;
+    const char* said = ask("save");
+    const char* word = runs_on ? "noted" : "saved";
+    if (strncmp(said, word, strlen(word)) != 0) return -1;
+    if (const char* kinds = strchr(said, ' ')) snprintf(devices, sizeof devices, "%s", kinds + 1);
     if (add_inventory_plugin && add_inventory_plugin(kName)) return -1;
     part = runs_on ? Part::held : Part::saved;
     return 0;
+}
+
+// For a file that CRIU does not know.
+int dump_file(int descriptor, int) {
+    struct stat file;
+    if (fstat(descriptor, &file) != 0) return -errno;
+    return phos::criu::is_one_of(devices, file) ? 0 : -ENOTSUP;
+}
+
+int handle_mapping(int, const struct stat* file) {
+    return phos::criu::is_one_of(devices, *file) ? 0 : -ENOTSUP;
 }
 
 // Called for each process, the root first, when all are made and held. CRIU goes on if it fails.
@@ -218,7 +235,7 @@ int init(int stage) {
 
 void end(int stage, int result) {
     if (stage != phos::criu::kDump || peer < 0) return;
-    if (part == Part::paused || part == Part::saved) ask("end");
+    if (part == Part::saved && result == 0 && !is(ask("end"), "ended")) part = Part::failed;
     if (part != Part::snapshot && part != Part::held) return;
     if (result == 0 && part == Part::held && is(ask("end"), "ended")) {
         part = Part::dumped;
@@ -259,7 +276,7 @@ __attribute__((visibility("default"))) phos::criu::Plugin CR_PLUGIN_DESC = {
     end,
     phos::criu::kVersion,
     phos::criu::kHooks,
-    {nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr,
-     hook(resume_devices_late), hook(pause_devices), hook(checkpoint_devices)},
+    {nullptr, nullptr, hook(dump_file), nullptr, nullptr, nullptr, nullptr, hook(handle_mapping),
+     nullptr, hook(resume_devices_late), hook(pause_devices), hook(checkpoint_devices)},
 };
 }

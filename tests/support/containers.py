@@ -119,10 +119,11 @@ def run_by_runc(
     criu: str = "",
     read_only: bool = False,
     runtime: str = "runc",
+    block_device: int | None = None,
 ) -> Iterator[Contained]:
     """Run a target program in a container of runc's, or of a ``runtime`` with the same commands,
-    which has ``more`` mounts, and perhaps a root that is ``read_only``. ``criu`` is what the
-    settings of its CRIU say.
+    which has ``more`` mounts, the right to a ``block_device`` of this major number, and perhaps a
+    root that is ``read_only``. ``criu`` is what the settings of its CRIU say.
     """
     bundle = place / "bundle"
     bundle.mkdir()
@@ -136,6 +137,9 @@ def run_by_runc(
     spec["mounts"] += [bound(path, "rw") for path in (shared(place), software_gpus())]
     spec["mounts"] += [HOOK_FOLDER, *more]
     spec["mounts"] = [each for each in spec["mounts"] if each["type"] not in ("sysfs", "cgroup")]
+    if block_device is not None:
+        given = {"allow": True, "type": "b", "major": block_device, "minor": 0, "access": "rw"}
+        linux["resources"]["devices"].append(given)
     linux["namespaces"] = [each for each in linux["namespaces"] if each["type"] != "network"]
     if user_namespace:
         linux["namespaces"].append({"type": "user"})

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from phosd.engine.criu.file_worker import Output
+from phosd.engine.criu.runtime_devices import RuntimeDevices
 from phosd.engine.criu.runtime_dump import RuntimeDump
 from phosd.engine.hook_client.link import HookBlock, Kernel, LaunchedKernel
 from phosd.engine.image.manifest import (
@@ -32,6 +33,7 @@ from phosd.engine.node.placement import find
 from phosd.engine.node.suspended import Suspended
 from phosd.engine.operations.admission import UNLIMITED, DiskLimits
 from phosd.engine.operations.checkpoint.choose_mode import Choice
+from phosd.engine.operations.runtime_checkpoint import Paused
 from phosd.engine.program.process import GpuProcess
 from phosd.engine.system.procfs import ProcessId, boot_id
 from phosd.errors import NoSuchImage, PhosError
@@ -292,10 +294,10 @@ class FakeEngine:
     ) -> Choice:
         raise NotImplementedError
 
-    def pause_for_runtime(self, pid: int, progress: Progress) -> Suspended:
+    def pause_for_runtime(self, pid: int, progress: Progress) -> Paused:
         raise NotImplementedError
 
-    def save_for_runtime(self, paused: Suspended, folder: int, progress: Progress) -> None:
+    def save_for_runtime(self, paused: Paused, folder: int, progress: Progress) -> RuntimeDevices:
         raise NotImplementedError
 
     def adopt_of_runtime(self, pid: int, folder: int, progress: Progress) -> Suspended | None:

@@ -324,24 +324,11 @@ class Dump:
         noted.inheritors = found.users_of_driver
         noted.reopened = tuple(found.of_management)
         noted.connections = connections.save(connections.find(found.descriptors), found.descriptors)
-        self._require_inherited(found)
+        preflight.require_inherited(found, self._known_of_driver)
         if self._pages is not None:
             self._pages.wait(self._running.goes_on)
         if self._options.stopping is not None:
             self._options.stopping(noted.tree)
-
-    def _require_inherited(self, found: TreeResources) -> None:
-        """Raise :class:`Busy` if a process has devices of the driver's that none had at the start.
-
-        It may be about to begin to use CUDA, of which the driver does not know yet.
-        """
-        for place, pid in found.places_of_driver().items():
-            if place not in self._known_of_driver:
-                raise Busy(
-                    f"{procfs.describe(pid)} began to use the GPU during the checkpoint, or was "
-                    "forked from one that uses more of it than before",
-                    hint="try again when the program has started all its processes",
-                )
 
     def _replan(self, found: TreeResources) -> None:
         """Plan again where the tree's output leads. Of who came and went while the tree ran, only

@@ -3,7 +3,7 @@
 import contextlib
 import os
 import stat
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +18,7 @@ from phosd.engine.program.tree import ProcessTree
 from phosd.engine.system import looking, procfs, sockets
 from phosd.engine.system.file_status import known_status
 from phosd.engine.system.procfs import Descriptor, Mapping, own_id
-from phosd.errors import Reason, Unsupported
+from phosd.errors import Busy, Reason, Unsupported
 
 TCP_POLICIES = ("refuse", "close")
 
@@ -30,6 +30,8 @@ _SOCKETS = ("UNIX", "TCP", "TCPv6", "UDP", "UDPv6", "UDPLITE", "RAW", "RAWv6", "
 _MEMORY_DEVICES = 1
 _TERMINALS = (4, 5, *range(136, 144))
 _DELETED = " (deleted)"
+Place = tuple[int | str, ...]
+"""Where a device is in a process: a descriptor's number or addresses, and the path."""
 _ONE_USER = "on a file system (FUSE) that is for its user alone"
 _TUN = os.makedev(10, 200)
 
@@ -64,7 +66,7 @@ class TreeResources:
         opened = (each for each in self.of_driver if isinstance(each, Descriptor))
         return [each for each in opened if each.pid in users]
 
-    def places_of_driver(self) -> dict[tuple[int | str, ...], int]:
+    def places_of_driver(self) -> dict[Place, int]:
         """Return a process for each descriptor and mapping of the driver's devices: by number or
         addresses, and by path. What a process inherits is where it was in its parent.
         """
@@ -130,6 +132,32 @@ def require_dumpable(
         *_of_sockets(descriptors, tcp),
         *_of_mappings(tree, resources.own_mappings),
     ]
+    _refuse(tree, reasons)
+
+
+def require_inert(resources: TreeResources, checkpointed: Collection[int]) -> None:
+    """Raise :class:`Unsupported` naming the processes of a frozen tree that use the GPU driver's
+    devices. Those of ``checkpointed`` have none any more.
+    """
+    _refuse(resources.tree, [*_of_driver(resources, checkpointed)])
+
+
+def require_inherited(resources: TreeResources, known: Collection[Place]) -> None:
+    """Raise :class:`Busy` if a process of a frozen tree has devices of the driver's at a place that
+    was not ``known`` before it was stopped (:meth:`TreeResources.places_of_driver`).
+
+    It may be about to begin to use CUDA, of which the driver does not know yet.
+    """
+    for place, pid in resources.places_of_driver().items():
+        if place not in known:
+            raise Busy(
+                f"{procfs.describe(pid)} began to use the GPU during the checkpoint, or was "
+                "forked from one that uses more of it than before",
+                hint="try again when the program has started all its processes",
+            )
+
+
+def _refuse(tree: ProcessTree, reasons: Sequence[str]) -> None:
     if reasons:
         shown = "; ".join(reasons[:5])
         more = f"; and {len(reasons) - 5} more" if len(reasons) > 5 else ""

@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable
 
 from phosd.engine.criu.dumps import DriverWork
+from phosd.engine.criu.preflight import Place
+from phosd.engine.criu.runtime_devices import RuntimeDevices, places
 from phosd.engine.job.cancellation import Cancellation
 from phosd.engine.program.tree import ProcessTree, scan
 from phosd.engine.system import procfs, standstill
@@ -27,12 +29,13 @@ class RuntimeDump:
     :meth:`held` and :meth:`over` are called by another thread than the checkpoint's.
     """
 
-    inheritors: frozenset[int] = frozenset()  # that CRIU would not dump them
-
     def __init__(self, stands: Callable[[], object]) -> None:
         self._stands = stands
         self._on_hold: Callable[[], object] = lambda: None
         self._trees: list[ProcessTree] = []
+        self._devices: list[RuntimeDevices] = []
+        self._checkpointed: frozenset[int] = frozenset()
+        self._known: frozenset[Place] = frozenset()
         self._held = False
         self._over = threading.Event()
         self._given_up: Cancelled | None = None
@@ -41,22 +44,40 @@ class RuntimeDump:
     def trees(self) -> list[ProcessTree]:
         return self._trees
 
-    def on_hold(self, action: Callable[[], object]) -> None:
-        """Have ``action`` called when CRIU holds the program, and has nothing written of it yet."""
+    @property
+    def inheritors(self) -> frozenset[int]:
+        return frozenset().union(*(each.users for each in self._devices))
+
+    def on_hold(self, action: Callable[[], object], checkpointed: frozenset[int]) -> None:
+        """Have ``action`` called when CRIU holds the program, and has written nothing of it yet.
+        The driver has ``checkpointed`` these processes by then.
+        """
         self._on_hold = action
+        self._checkpointed = checkpointed
 
     def prepare(self, trees: list[ProcessTree]) -> None:
         self._trees = list(trees)
+        self._known = frozenset[Place]().union(*map(places, trees))
 
-    def held(self) -> None:
-        """Look at the program, which CRIU holds. An error is to end CRIU's dump. Raises
-        :class:`Cancelled` if nobody waits for it any more, and what :meth:`on_hold` raises.
+    def held(self) -> str:
+        """Look at the program, which CRIU holds. Returns the kinds of devices that CRIU is to note.
+        An error is to end CRIU's dump. Raises :class:`Cancelled` if nobody waits for it any more,
+        and what :meth:`on_hold` and :meth:`RuntimeDevices.of` raise.
         """
         if self._given_up is not None:
             raise self._given_up
         self._trees = [scan(tree.root.pid) for tree in self._trees]
+        self._devices = [
+            RuntimeDevices.of(tree, self._checkpointed, self._known) for tree in self._trees
+        ]
         self._on_hold()
         self._held = True
+        return self._devices[0].kinds
+
+    def take_devices_out(self, folder: int) -> None:
+        """Take the driver's devices out of what CRIU has written."""
+        for each in self._devices:
+            each.take_out(folder)
 
     def over(self, *, complete: bool) -> None:
         """Say that CRIU is about to let the program go: it has dumped it, or ``complete`` is

@@ -12,7 +12,10 @@ Images of device memory are in the folder of the runtime's, so that they come an
 
 import time
 from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass
 
+from phosd.engine.criu.preflight import Place
+from phosd.engine.criu.runtime_devices import RuntimeDevices, places
 from phosd.engine.criu.runtime_dump import RuntimeDump
 from phosd.engine.faults import Point, point
 from phosd.engine.image import foreign_folder
@@ -52,22 +55,38 @@ def uses_gpus(pid: int) -> bool:
         return any(map(is_gpu_process, pids))
 
 
-def pause(node: Node, pid: int, progress: Progress) -> Suspended:
+@dataclass(frozen=True)
+class Paused:
+    """A program that is suspended while a runtime saves it, and where its processes had devices of
+    the GPU driver's before.
+    """
+
+    suspended: Suspended
+    known: frozenset[Place]
+
+
+def pause(node: Node, pid: int, progress: Progress) -> Paused:
     """Suspend the tree of ``pid`` for a checkpoint by a runtime. Raises what a suspension does, and
     :class:`Unsupported` for a program that phosd cannot park, or that has processes elsewhere.
     """
-    return suspend(node, pid, SuspendOptions(by_runtime=True, leave=False), progress)
+    known = places(scan(pid))
+    options = SuspendOptions(by_runtime=True, leave=False)
+    return Paused(suspend(node, pid, options, progress), known)
 
 
-def save(node: Node, suspended: Suspended, folder: int, progress: Progress) -> None:
-    """Write the device memory of a paused program into an open folder of the runtime's.
+def save(node: Node, paused: Paused, folder: int, progress: Progress) -> RuntimeDevices:
+    """Write the device memory of a paused program, which CRIU holds, into an open folder of the
+    runtime's. Returns what is to be taken out of CRIU's files.
 
-    Raises :class:`~phosd.errors.OutOfSpace`.
+    Raises :class:`~phosd.errors.OutOfSpace`, and what :meth:`RuntimeDevices.of` does.
     """
+    suspended = paused.suspended
+    devices = RuntimeDevices.of(scan(suspended.pid), suspended.pids, paused.known)
     image_id = suspended.image
     foreign_folder.begin(folder, image_id, suspended.stored_bytes)
     _copy(node.suspend_store.shelf(suspended.where), image_id, folder, progress)
     progress.finish()
+    return devices
 
 
 def checkpoint(
@@ -102,7 +121,9 @@ def checkpoint(
         job.callback(shelf.spares.drop)
         shelf.spares.preallocate(size)
         kept = keepers(node, needs, progress)
-        dump.on_hold(lambda: foreign_folder.begin(folder, writer.id, size))
+        dump.on_hold(
+            lambda: foreign_folder.begin(folder, writer.id, size), frozenset(group.gpu_pids)
+        )
         progress.check()
         progress.about_to_touch(group.affected)
         job.enter_context(explain_death(group, "checkpoint"))
@@ -115,6 +136,7 @@ def checkpoint(
         with points.reached():
             blocks = MODES[choice.mode](attempt)
         progress.phase("publish")
+        dump.take_devices_out(folder)
         manifest = manifest_of(writer, group, dump.trees, needs, blocks, own_ids=True)
         writer.publish(manifest)
         job.callback(shelf.delete, manifest.id)

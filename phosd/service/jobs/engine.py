@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Protocol
 
 from phosd.engine.criu.file_worker import Output
+from phosd.engine.criu.runtime_devices import RuntimeDevices
 from phosd.engine.criu.runtime_dump import RuntimeDump
 from phosd.engine.hook_client.link import HookBlock, Kernel
 from phosd.engine.image.manifest import Manifest
@@ -17,6 +18,7 @@ from phosd.engine.node.launched_kernels import KnownKernel
 from phosd.engine.node.suspended import Suspended
 from phosd.engine.operations.admission import DiskLimits
 from phosd.engine.operations.checkpoint.choose_mode import Choice
+from phosd.engine.operations.runtime_checkpoint import Paused
 from phosd.engine.program.process import GpuProcess
 from phosd.engine.system.procfs import ProcessId
 from phosd.errors import PhosError
@@ -120,11 +122,13 @@ class Engine(Protocol):
         memory in the runtime's open ``folder``. Returns the mode.
         """
 
-    def pause_for_runtime(self, pid: int, progress: Progress) -> Suspended:
+    def pause_for_runtime(self, pid: int, progress: Progress) -> Paused:
         """Suspend the tree of ``pid``, which a container's runtime is about to save."""
 
-    def save_for_runtime(self, paused: Suspended, folder: int, progress: Progress) -> None:
-        """Write its device memory into the runtime's open ``folder``. Raises ``OutOfSpace``."""
+    def save_for_runtime(self, paused: Paused, folder: int, progress: Progress) -> RuntimeDevices:
+        """Write its device memory into the runtime's open ``folder``, and return what is to be
+        taken out of the files that CRIU writes to it. Raises ``OutOfSpace`` and ``Busy``.
+        """
 
     def adopt_of_runtime(self, pid: int, folder: int, progress: Progress) -> Suspended | None:
         """Take the tree of ``pid``, which a runtime restores, for suspended, with the device memory

@@ -12,6 +12,7 @@ import msgspec
 
 from phosd.engine.criu.file_worker import Output
 from phosd.engine.criu.output_folders import Owner, remove_unneeded, unneeded
+from phosd.engine.criu.runtime_devices import RuntimeDevices
 from phosd.engine.criu.runtime_dump import RuntimeDump
 from phosd.engine.hook_client.link import HookBlock, Kernel
 from phosd.engine.image.manifest import Manifest
@@ -40,6 +41,7 @@ from phosd.engine.operations.pid_namespace import make_pid_namespace
 from phosd.engine.operations.rehearse import rehearse
 from phosd.engine.operations.restore import restore, try_restore
 from phosd.engine.operations.resume import ResumeOptions, resume
+from phosd.engine.operations.runtime_checkpoint import Paused
 from phosd.engine.operations.suspend import SuspendOptions, suspend
 from phosd.engine.operations.swap import SwapOptions, swap
 from phosd.engine.program.process import GpuProcess
@@ -216,11 +218,11 @@ class NodeEngine:
     ) -> Choice:
         return runtime_checkpoint.checkpoint(self._node, pid, folder, dump, experience, progress)
 
-    def pause_for_runtime(self, pid: int, progress: Progress) -> Suspended:
+    def pause_for_runtime(self, pid: int, progress: Progress) -> Paused:
         return runtime_checkpoint.pause(self._node, pid, progress)
 
-    def save_for_runtime(self, paused: Suspended, folder: int, progress: Progress) -> None:
-        runtime_checkpoint.save(self._node, paused, folder, progress)
+    def save_for_runtime(self, paused: Paused, folder: int, progress: Progress) -> RuntimeDevices:
+        return runtime_checkpoint.save(self._node, paused, folder, progress)
 
     def adopt_of_runtime(self, pid: int, folder: int, progress: Progress) -> Suspended | None:
         return runtime_checkpoint.adopt(self._node, pid, folder, progress)

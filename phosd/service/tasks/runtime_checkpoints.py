@@ -17,10 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from phosd.engine.criu.runtime_devices import RuntimeDevices
 from phosd.engine.criu.runtime_dump import RuntimeDump, is_held
 from phosd.engine.job.experience import Experience
 from phosd.engine.job.progress import Progress
 from phosd.engine.node.suspended import Suspended
+from phosd.engine.operations.runtime_checkpoint import Paused
 from phosd.engine.system import cgroups
 from phosd.engine.system.sockets import peer_of
 from phosd.errors import InvalidOption, NoSuchProcess, PhosError
@@ -202,7 +204,8 @@ class _Talk:
         self._jobs = jobs
         self._engine = jobs.engine
         self._folder = -1
-        self._paused: Suspended | None = None
+        self._paused: Paused | None = None
+        self._devices: RuntimeDevices | None = None
         self._saving: _Saving | None = None
         self._resumed: asyncio.Task[PhosError | None] | None = None
 
@@ -220,7 +223,7 @@ class _Talk:
             if self._folder >= 0:
                 os.close(self._folder)
         if self._paused is not None:
-            await self._jobs.bring_back(self._paused)
+            await self._jobs.bring_back(self._paused.suspended)
         if self._resumed is not None:
             await self._resumed
 
@@ -233,8 +236,7 @@ class _Talk:
                 case ["snapshot", number] if self._folder >= 0 and not begun:
                     return await self._snapshot(_pid(number))
                 case ["save"] if self._saving is not None:
-                    await asyncio.to_thread(self._saving.dump.held)
-                    return "noted"
+                    return f"noted {await asyncio.to_thread(self._saving.dump.held)}".rstrip()
                 case ["end"] if self._saving is not None:
                     self._saving.dump.over(complete=True)
                     return "ended"
@@ -242,11 +244,12 @@ class _Talk:
                     await self._jobs.table.result(self._saving.job)
                     return "saved"
                 case ["save"] if self._paused is not None:
-                    await asyncio.to_thread(
+                    self._devices = await asyncio.to_thread(
                         self._engine.save_for_runtime, self._paused, self._folder, Progress()
                     )
-                    return "saved"
-                case ["end"] if self._paused is not None:
+                    return f"saved {self._devices.kinds}".rstrip()
+                case ["end"] if self._devices is not None:
+                    await asyncio.to_thread(self._devices.take_out, self._folder)
                     return "ended"
                 case ["restored", number] if self._folder >= 0 and self._resumed is None:
                     return await self._adopt(_pid(number))
@@ -277,7 +280,8 @@ class _Talk:
         def work(progress: Progress) -> Outcome:
             require_same(target)
             self._paused = self._engine.pause_for_runtime(target.pid, progress)
-            return Outcome(self._paused.where, self._paused.where)
+            where = self._paused.suspended.where
+            return Outcome(where, where)
 
         await self._jobs.table.result(self._jobs.submit("suspend", target, work))
 

@@ -12,9 +12,9 @@ import pytest
 from phosd.engine.system.native import runtime_plugins
 from tests.node.checkpoint_restore.cycle import Undisturbed
 from tests.node.containers.conftest import place, undisturbed
-from tests.support import containers
+from tests.support import containers, device_files
 from tests.support.containers import Contained, Runc
-from tests.support.harness import alive, wait_until
+from tests.support.harness import alive, children, wait_until
 from tests.support.service import bus
 from tests.system.service.test_end_to_end import phos, phosd
 
@@ -130,6 +130,35 @@ def test_what_cannot_be_written_fails_when_the_program_runs_on(
         (found,) = (place / "image").glob("phos-*")
         assert (found / "manifest.json").exists()
         target.more_steps(2)
+        right(target, undisturbed)
+
+
+def test_forks_have_the_drivers_devices(
+    bus: str, place: Path, undisturbed: Undisturbed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CRIU alone refuses the software GPU's device, as it does NVIDIA's."""
+    device = device_files.pretend(containers.shared(place), monkeypatch)
+    with (
+        phosd(bus, place),
+        containers.run_by_runc(
+            "inheritors", place, criu=LIBDIR, block_device=device_files.LOOP
+        ) as target,
+    ):
+        runc = target.runc
+        assert runc is not None
+        target.wait_for_steps(5)
+        assert device_files.mapped(min(children(target.pid)), device)
+        succeeded(runc.checkpoint(place / "one", "--leave-running"), place)
+        target.more_steps(2)
+        succeeded(runc.checkpoint(place / "last"), place)
+        wait_until(lambda: not alive(target.first), "the container to end")
+        position = target.position()
+        runc.delete()
+        succeeded(runc.restore(place / "last"), place)
+        target.first = runc.pid
+        assert not device_files.mapped(min(children(target.pid)), device)
+        target.wait_for_steps(2, since=position)
+        assert device_files.mapped(target.pid, device)
         right(target, undisturbed)
 
 
