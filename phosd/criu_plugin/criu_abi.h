@@ -15,7 +15,7 @@ enum Hook : unsigned {
 };
 
 // What `init` and `exit` are called for.
-enum Stage { kDump = 0, kRestore = 2 };
+enum Stage { kDump = 0, kPreDump = 1, kRestore = 2 };
 
 // CRIU refuses a plugin that has more hooks than it knows itself, so no more than are used.
 constexpr unsigned kHooks = kCheckpointDevices + 1;

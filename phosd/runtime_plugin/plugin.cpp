@@ -62,6 +62,7 @@ int peer = -1;
 Part part = Part::none;
 char devices[256];   // of the GPU driver, of a tree that phosd knows
 bool named = false;  // by the image that is restored: it has device memory
+bool ahead = false;  // of the dump, memory alone is saved
 bool asked = false;  // phosd knows of this tree, or there is nothing to know
 pid_t criu = 0;      // who asks; not the processes that it forks
 char answer[4096];
@@ -165,6 +166,11 @@ bool has_memory() {
 
 // Called for each process, the root first, before any is held.
 int pause_devices(int pid) {
+    if (ahead) {
+        if (!uses_cuda(pid)) return 0;
+        complain("error a program that uses a GPU is saved at once: without a pre-dump");
+        return -1;
+    }
     if (!asked) {
         asked = true;
         if (connect_to_phosd()) {
@@ -226,6 +232,7 @@ int resume_devices_late(int pid) {
 
 int init(int stage) {
     criu = getpid();
+    ahead = stage == phos::criu::kPreDump;
     // Of an image that tells of no plugins it says that it names every one, again and again.
     const auto is_named = check_and_remove_inventory_plugin;
     if (stage == phos::criu::kRestore && is_named)

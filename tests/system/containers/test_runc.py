@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from phosd.engine.criu.program import Criu
 from phosd.engine.system.native import runtime_plugins
 from tests.node.checkpoint_restore.cycle import Undisturbed
 from tests.node.containers.conftest import place, undisturbed
@@ -94,6 +95,20 @@ def test_without_phosd_a_gpu_program_is_not_saved_and_runs_on(
         assert "phosd does not answer" in (place / "dump.log").read_text()
         target.more_steps(2)
         right(target, undisturbed)
+
+
+def test_a_dump_ahead_of_the_dump_is_refused(place: Path) -> None:
+    """By CRIU itself: runc has it make none where the kernel does not tell which pages changed."""
+    with running(place) as (target, _):
+        (images := place / "ahead").mkdir()
+        done = subprocess.run(
+            [Criu.find().path, "pre-dump", "--tree", str(target.pid), "--images-dir", images,
+             "--libdir", str(runtime_plugins())],
+            capture_output=True,
+        )  # fmt: skip
+        assert done.returncode != 0
+        assert b"is saved at once" in done.stderr
+        target.more_steps(2)
 
 
 def test_what_is_left_when_the_checkpoint_fails_runs_on(
