@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 from phosd.engine.image.manifest import Manifest
 from phosd.engine.image.verify import verify
@@ -24,6 +25,7 @@ _WHILE = "PHOS_SOFTGPU_COPY_RATE_WHILE"
 _BRAKED_SECONDS = 5.0
 """How long it takes to copy everything with the brake on, for which a program may wait."""
 _LONGEST_REST = 3.0
+T = TypeVar("T")
 
 
 class Brake:
@@ -123,9 +125,17 @@ class Watch:
 
     def checkpoint(self, options: CheckpointOptions) -> Manifest:
         """Do it; the image is not looked at."""
-        self._mode = options.mode
-        try:
+
+        def do() -> Manifest:
             return checkpoint(self._node, self._target.pid, options, self.progress)
+
+        return self.during(options.mode, do)
+
+    def during(self, mode: str, do: Callable[[], T]) -> T:
+        """Do what makes a checkpoint in this mode, and tells :attr:`progress`."""
+        self._mode = mode
+        try:
+            return do()
         finally:
             self._wake_movers()
             if self._brake is not None:
