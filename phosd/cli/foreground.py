@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from phosd.cli.resuming import NamedImages
     from phosd.cli.saving import SaveOnTerm
     from phosd.cli.slurm import SavingStep
+    from phosd.cli.suspending import SuspendWithJob
     from phosd.client import Client, RestoreOptions
 
 
@@ -137,10 +138,10 @@ class Foreground:
 
     def _relayed(self, program: Relayed, policy: "SaveOnTerm | None", early: EarlySignals) -> int:
         if policy is None:
-            status = follow(program, None, early)
+            status = follow(program, None, early, self._stops(program))
         else:
             policy.take(program.pid)
-            status = follow(program, policy, early)
+            status = follow(program, policy, early, self._stops(program))
             if policy.settle():
                 return self._saved()
             if self._step is not None and policy.gave_up and status == -signal.SIGTERM:
@@ -155,6 +156,13 @@ class Foreground:
             self._settings.note(f"phos: how process {program.pid} has ended is not known")
             return Exit.FAILED
         return exit_code(status)
+
+    def _stops(self, program: Relayed) -> "SuspendWithJob | None":
+        if self._step is None:
+            return None
+        from phosd.cli.suspending import SuspendWithJob
+
+        return SuspendWithJob(self._settings, program.pid)
 
     def _saved(self) -> int:
         if self._step is not None:

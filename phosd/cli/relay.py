@@ -44,9 +44,25 @@ class TermPolicy(Protocol):
         """Do what is due; called all the time while the program runs."""
 
 
-def follow(program: Relayed, policy: TermPolicy | None, early: EarlySignals) -> int | None:
+class StopPolicy(Protocol):
+    """What other signals are to do."""
+
+    @property
+    def takes(self) -> Mapping[signal.Signals, Callable[[], None]]:
+        """What to do in a handler of each signal."""
+
+    def look(self) -> None:
+        """Do what is due; called all the time while the program runs."""
+
+
+def follow(
+    program: Relayed,
+    policy: TermPolicy | None,
+    early: EarlySignals,
+    stops: StopPolicy | None = None,
+) -> int | None:
     """Relay until the program has ended, and return its status. SIGTERM is passed on, or does what
-    the ``policy`` says, also one that came ``early``.
+    the ``policy`` says, also one that came ``early``; others do what ``stops`` says.
     """
     streams = [_Stream(*output) for output in program.outputs]
     try:
@@ -55,7 +71,7 @@ def follow(program: Relayed, policy: TermPolicy | None, early: EarlySignals) -> 
         pass
     else:
         try:
-            _relay(program.pid, pidfd, streams, policy, early)
+            _relay(program.pid, pidfd, streams, policy, early, stops)
         finally:
             os.close(pidfd)
     status = program.status()
@@ -71,6 +87,7 @@ def _relay(
     streams: "Sequence[_Stream]",
     policy: TermPolicy | None,
     early: EarlySignals,
+    stops: StopPolicy | None,
 ) -> None:
     """Relay output and signals until the program has ended."""
     ended = select.poll()
@@ -78,6 +95,7 @@ def _relay(
     take = {
         signal.SIGINT: _interrupt(pid, pidfd),
         signal.SIGTERM: policy.on_term if policy is not None else _pass_on(pidfd),
+        **(stops.takes if stops is not None else {}),
     }
     with _signals_taken(take):
         if early.asked:
@@ -85,8 +103,9 @@ def _relay(
         while not ended.poll(_POLL_MS):
             for stream in streams:
                 stream.pump()
-            if policy is not None:
-                policy.look()
+            for each in (policy, stops):
+                if each is not None:
+                    each.look()
 
 
 def exit_code(status: int) -> int:

@@ -98,11 +98,12 @@ class MigrateOptions(StopOptions, total=False):
 
 class SuspendOptions(StopOptions, total=False):
     """``where``: where the device memory goes; ``deadline``: the seconds that the program may take
-    to come to rest.
+    to come to rest; ``thaw``: a step of Slurm's that is frozen meanwhile is thawed.
     """
 
     where: Literal["auto", "memory", "disk"]
     deadline: float
+    thaw: bool
 
 
 class ResumeOptions(QueueOptions, total=False):

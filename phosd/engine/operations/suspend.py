@@ -51,6 +51,7 @@ from phosd.engine.program.group import CheckpointGroup, discover_group, explain_
 from phosd.engine.program.tree import ProcessTree
 from phosd.engine.system import procfs
 from phosd.engine.system.host_memory import available_memory
+from phosd.engine.system.slurm_steps import kept_thawed
 from phosd.errors import InvalidOption, NotAuthorized, OutOfSpace, PhosError, Reason, Unsupported
 
 PLACES = ("memory", "disk")
@@ -69,11 +70,13 @@ class SuspendChoices(SafePointChoices, frozen=True, forbid_unknown_fields=True):
     """Options of a suspension that users may set.
 
     ``where``: ``memory``, ``disk``, or ``auto``: memory if it has room. ``deadline``: the seconds
-    within which the program must reach the gate and its work must end.
+    within which the program must reach the gate and its work must end. ``thaw``: a step of Slurm's
+    that is frozen meanwhile is thawed, and stays so: whoever asks for it stops the program.
     """
 
     where: Where = "auto"
     deadline: Deadline = DEADLINE
+    thaw: bool = False
 
 
 class SuspendOptions(SuspendChoices, frozen=True):
@@ -102,6 +105,8 @@ def suspend(node: Node, pid: int, options: SuspendOptions, progress: Progress) -
         )
     progress.phase("prepare")
     with ExitStack() as job:
+        if options.thaw:
+            job.enter_context(kept_thawed(pid))
         check = claimed(node, job, options.caller)
         group = job.enter_context(discover_group(pid, node.config.runtime_dir, check))
         if options.by_runtime:

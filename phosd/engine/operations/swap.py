@@ -25,6 +25,7 @@ def swap(node: Node, leaving: int, coming: int, options: SwapOptions, progress: 
     how = SuspendOptions(
         options.where,
         options.deadline,
+        options.thaw,
         options.caller,
         leave=False,
         callback_deadline=options.callback_deadline,

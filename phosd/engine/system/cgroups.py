@@ -83,6 +83,14 @@ def _freezes_itself(place: Path) -> bool:
     )
 
 
+def thaw(place: Path) -> bool:
+    """Thaw the cgroup of a folder. Returns whether it was frozen itself."""
+    if not _freezes_itself(place):
+        return False
+    _set_frozen(place, frozen=False)
+    return True
+
+
 def _set_frozen(place: Path, *, frozen: bool) -> None:
     if (unified := place / "cgroup.freeze").exists():
         unified.write_text("1" if frozen else "0")

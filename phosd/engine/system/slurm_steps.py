@@ -4,8 +4,12 @@ Processes may set any environment, and are in the cgroup of their step as long a
 Slurm tracks them by something else (``ProctrackType``) they are in none of its cgroups.
 """
 
+import contextlib
 import re
+import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from phosd.engine.system import cgroups
 
@@ -16,6 +20,8 @@ _STEP = re.compile(
 ``/system.slice/slurmstepd.scope/job_1/step_0``; what is below belongs to the step. Root makes
 these: elsewhere users may have been given cgroups, in which they choose the names.
 """
+
+_LOOK_SECONDS = 0.02
 
 
 @dataclass(frozen=True)
@@ -35,3 +41,50 @@ def step_of(pid: int) -> SlurmStep | None:
         if found := _STEP.fullmatch(path):
             return SlurmStep(int(found[1]), found[2])
     return None
+
+
+@contextlib.contextmanager
+def kept_thawed(pid: int) -> Iterator[None]:
+    """Have the step of a process go on inside the context, also if Slurm suspends it meanwhile,
+    which freezes it: who is frozen cannot leave a GPU. It stays thawed: Slurm may have resumed it
+    since, and would not thaw it again.
+
+    Does nothing for a process that is in no step.
+    """
+    places = _freezable(pid)
+    over = threading.Event()
+
+    def watch() -> None:
+        while True:
+            for place in places:
+                with contextlib.suppress(FileNotFoundError):  # the step has ended
+                    cgroups.thaw(place)
+            if over.wait(_LOOK_SECONDS):
+                return
+
+    if not places:
+        yield
+        return
+    watcher = threading.Thread(target=watch, name=f"thaw-{pid}")
+    watcher.start()
+    try:
+        yield
+    finally:
+        over.set()
+        watcher.join()
+
+
+def _freezable(pid: int) -> list[Path]:
+    """The folders of the cgroups that freeze a process, up to that of its step."""
+    found = []
+    for hierarchy, path in cgroups.memberships(pid).items():
+        step = _STEP.fullmatch(path)
+        may_freeze = hierarchy == cgroups.UNIFIED or "freezer" in hierarchy.split(",")
+        if step is None or not may_freeze:
+            continue
+        top = path[: step.end(2)]
+        while path.startswith(top):
+            if (place := cgroups.folder(hierarchy, path)) is not None:
+                found.append(place)
+            path = path.rpartition("/")[0]
+    return found

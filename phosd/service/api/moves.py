@@ -8,7 +8,8 @@ from phosd.engine.node.gpus import GpuInfo
 from phosd.engine.node.placement import find
 from phosd.engine.operations.evacuate import Fate, GpuCapacity, Step, Tenant, plan
 from phosd.engine.program.process import GpuProcess
-from phosd.errors import InvalidOption, PhosError
+from phosd.engine.system import cgroups
+from phosd.errors import Busy, InvalidOption, PhosError
 from phosd.service.api.destination import named_in, require_destination
 from phosd.service.api.inventory import Inventory
 from phosd.service.api.views import job_path
@@ -88,6 +89,8 @@ class Moves:
         {options}.
         """
         target, acting = await self._theirs(caller, pid)
+        if options.thaw:
+            _require_thawed(target.pid)
 
         def work(progress: Progress) -> Outcome:
             require_same(target)
@@ -120,6 +123,8 @@ class Moves:
             )
         out, acting = await self._theirs(caller, leaving)
         come, acting_too = await self._theirs(caller, coming)
+        if options.thaw:
+            _require_thawed(out.pid)
 
         def work(progress: Progress) -> Outcome:
             require_same(out)
@@ -252,6 +257,17 @@ def _is_on(process: GpuProcess, gpu: GpuInfo) -> bool:
     if process.state == SUSPENDED:
         return False
     return gpu.ordinal in process.gpus or process.pid in gpu.pids
+
+
+def _require_thawed(pid: int) -> None:
+    """Raise :class:`Busy` if a process is frozen already: then it was not Slurm that freezes it
+    while it is suspended, and it is not for its user to thaw it.
+    """
+    for _, path in cgroups.freezers(pid):
+        raise Busy(
+            f"process {pid} is frozen, with its cgroup {path}",
+            hint="ask before it is frozen, or thaw it (`scontrol resume`), and try again",
+        )
 
 
 def _mapping(moved: Mapping[int, int]) -> str:

@@ -12,10 +12,11 @@ from typing import TypeVar
 
 import pytest
 
+from phosd.engine.system import cgroups, procfs
 from phosd.engine.system.slurm_steps import step_of
 from tests.support import slurm
 from tests.support.harness import parse, undisturbed
-from tests.support.rotation import plays
+from tests.support.rotation import part, plays
 from tests.support.service import bus
 from tests.support.slurm import PHOS, Cluster
 from tests.system.service.test_end_to_end import phos, phosd
@@ -191,6 +192,37 @@ def test_a_script_of_several_programs(cluster: Cluster, bus: str, place: Path) -
     assert cluster.output(job).count("has ended with 0") == 1
     assert len({str(image["name"]) for image in images}) == len(images) == 2
     jobs.require_right(job)
+
+
+@pytest.mark.parametrize("delay", part("suspended-jobs", ["0", "2"], of=2))
+def test_a_suspended_job_leaves_its_gpu(
+    cluster: Cluster, bus: str, place: Path, delay: str
+) -> None:
+    """Slurm freezes it after two seconds, with a delay while phosd is at work. It can be saved when
+    it is resumed.
+    """
+    jobs = Jobs(cluster, bus, place)
+    with phosd(bus, place, PHOS_FAULT_DELAY=delay):
+        job = jobs.submit(jobs.line(2 * STEPS))
+        jobs.wait_for_steps(job)
+        program = jobs.program(job)
+        for _ in range(2):
+            cluster.ask("scontrol", "suspend", job)
+
+            def left_and_still() -> bool:
+                (row,) = (row for row in phos(bus, place, "ps") if row["pid"] == program)
+                stands = procfs.stands_still(program) or [*cgroups.freezers(program)]
+                return row["state"] == "suspended" and bool(stands)
+
+            cluster.wait(left_and_still, "it to be suspended", job)
+            assert cluster.job(job)["JobState"] == "SUSPENDED"
+            cluster.ask("scontrol", "resume", job)
+            jobs.wait_for_steps(job)
+        assert cluster.job(job)["SecsPreSuspend"] != "0"
+        cluster.ask("scontrol", "requeue", job)
+        cluster.wait_for_run(job, 1)
+        jobs.wait_for_end(job)
+    jobs.require_right(job, 2 * STEPS)
 
 
 def test_what_is_refused(cluster: Cluster, bus: str, place: Path) -> None:
