@@ -1,15 +1,18 @@
 """Measure for how long a program stands still while a container's runtime saves it.
 
-    python -m bench.runtime [--count N] [--state DIR] -- PROGRAM [ARGUMENTS]
+    python -m bench.runtime [--count N] [--state DIR] [--images DIR] -- PROGRAM [ARGUMENTS]
 
 PROGRAM is one of ``bench/programs``, under the hook. It is saved by CRIU as a runtime runs it, with
 phosd's plugin, and let run on (``criu dump --leave-running``; the same without a container, since
 runc cannot start everywhere); and, to compare with, by ``phos checkpoint``, and once in mode
-``driver``, which is what cuda-checkpoint does. ``stood_s`` is the longest time between two lines
-that the program printed, less the usual time; ``command_s`` what the command took; ``stopped`` and
-``ran`` have the seconds of the job's phases in which the program stood still and ran, after one
-another. At last CRIU ends it and restores it, and it must compute on what it would have. Prints one
-JSON object.
+``driver``, which is what cuda-checkpoint does.
+
+``stood_s`` is the longest time between two lines that the program printed, less the usual time;
+``command_s`` what the command took; ``stopped`` and ``ran`` have the seconds of the job's phases in
+which the program stood still and ran, one after another. CRIU writes the host memory of the
+processes to ``--images`` while the program stands still: a folder in memory tells how much of the
+stop that is. At last CRIU ends the program and restores it, and it must compute on what it would
+have. Prints one JSON object.
 """
 
 import argparse
@@ -19,9 +22,11 @@ import statistics
 import subprocess
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from bench.stage import Failed, Phos, Shown, add_options, end_tree, run, wait_until, words_of
@@ -109,11 +114,14 @@ class _Runtime:
 def measure(arguments: argparse.Namespace, folder: Path, report: dict[str, Any]) -> None:
     """Fill the report."""
     report |= {"by_runtime": [], "by_phosd": [], "by_driver": []}
-    with Phos(folder, folder / "state", f'memory_tier = "{arguments.memory_tier}"\n') as phos:
+    settings = f'memory_tier = "{arguments.memory_tier}"\n'
+    with ExitStack() as stack, Phos(folder, folder / "state", settings) as phos:
         pid, output = phos.run(words_of(arguments.program))
         shown = Shown(output)
-        (images := folder / "runtime").mkdir()
-        runtime = _Runtime(images, phos.environment)
+        images = stack.enter_context(
+            TemporaryDirectory(prefix="phos-", dir=arguments.images or folder)
+        )
+        runtime = _Runtime(Path(images), phos.environment)
         try:
             for number in range(arguments.count):
                 ways: dict[str, Callable[[], object]] = {
@@ -122,7 +130,7 @@ def measure(arguments: argparse.Namespace, folder: Path, report: dict[str, Any])
                 }
                 for way, command in ways.items():
                     report[way].append(_around(phos, shown, command))
-                shutil.rmtree(images / str(number))
+                shutil.rmtree(Path(images, str(number)))
             by_driver = partial(phos.do, "checkpoint", str(pid), "--mode", "driver")
             report["by_driver"].append(_around(phos, shown, by_driver))
             last = runtime.dump(pid, "last")
@@ -143,6 +151,7 @@ def main() -> None:
     """Print one JSON object."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=3)
+    parser.add_argument("--images", type=Path, help="where CRIU's go; default: below STATE")
     add_options(parser)
     run(measure, parser.parse_args(), {})
 

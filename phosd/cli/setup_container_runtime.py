@@ -8,6 +8,8 @@ by settings that runc and crun pass on.
 
 import json
 import os
+import shutil
+import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +31,8 @@ CONTAINERD = Path("/etc/containerd/config.toml")
 CONTAINERD_PART = Path("/etc/containerd/conf.d/phos.toml")
 CRIU = (Path("/etc/criu/runc.conf"), Path("/etc/criu/crun.conf"))
 """Settings of the CRIU of runc and crun, with which each of the runtimes saves a container."""
+_CRUN_WITH_SETTINGS = (1, 26)
+"""The first crun that tells CRIU of them."""
 _HOOK = "/usr/lib/phos/libphos_hook.so"
 _IMPORTS = f'imports = ["{CONTAINERD_PART.parent}/*.toml"]'
 _ENABLES = """# Written by `phos setup-container-runtime containerd`. Only containerd 1.7 needs it.
@@ -48,6 +52,7 @@ class _Runtime:
     set_up: Callable[[], tuple[list[Path], str]]
     undo: Callable[[], tuple[list[Path], str]]
     start: str
+    may_use_crun: bool = False
 
 
 @command(name="setup-container-runtime")
@@ -81,7 +86,8 @@ def setup_container_runtime(settings: Settings, runtime: str, undo: bool) -> Non
         _write(DESCRIPTION, json.dumps(description(hook_library()), indent=2) + "\n")
         settings_of_criu, for_criu = _set_up_criu()
         changed = [DESCRIPTION, *settings_of_criu, *changed]
-        left = "; ".join(filter(None, [left, for_criu]))
+        crun = _unfit_crun() if known.may_use_crun else ""
+        left = "; ".join(filter(None, [left, for_criu, crun]))
     todo = [*filter(None, [left]), *([known.start] if known.start and changed else [])]
     if settings.json:
         settings.emit(
@@ -146,6 +152,23 @@ def _criu_line() -> str:
     return f"libdir {runtime_plugins()}\n"
 
 
+def _unfit_crun() -> str:
+    """Return what to do if there is a crun whose CRIU does not get these settings; empty if not."""
+    if (program := shutil.which("crun")) is None:
+        return ""
+    told = subprocess.run([program, "--version"], capture_output=True, text=True, check=False)
+    version, _, rest = told.stdout.removeprefix("crun version ").partition("\n")
+    numbers = [int(part) for part in version.split(".") if part.isdecimal()]
+    if "+CRIU" in rest and numbers >= [*_CRUN_WITH_SETTINGS]:
+        return ""
+    why = "hands no settings on to its CRIU" if "+CRIU" in rest else "is built without CRIU"
+    newer = ".".join(map(str, _CRUN_WITH_SETTINGS))
+    return (
+        f"have containers that are to be saved use runc (podman --runtime runc), or crun {newer} or"
+        f" newer: {program} {version} {why}"
+    )
+
+
 # What each runtime needs besides the description.
 
 
@@ -202,8 +225,8 @@ def _undo_containerd() -> tuple[list[Path], str]:
 
 
 _RUNTIMES = {
-    "podman": _Runtime(_nothing, _nothing, ""),
-    "crio": _Runtime(_nothing, _nothing, "systemctl restart crio"),
+    "podman": _Runtime(_nothing, _nothing, "", may_use_crun=True),
+    "crio": _Runtime(_nothing, _nothing, "systemctl restart crio", may_use_crun=True),
     "docker": _Runtime(_set_up_docker, _undo_docker, "systemctl restart docker"),
     "containerd": _Runtime(_set_up_containerd, _undo_containerd, "systemctl restart containerd"),
 }

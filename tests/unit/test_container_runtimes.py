@@ -52,6 +52,25 @@ def test_undone_nothing_is_left(etc: Path, runtime: str) -> None:
     assert not any(path.exists() for path in setup.CRIU)
 
 
+@pytest.mark.parametrize(
+    ("version", "features", "told"),
+    [
+        ("1.8.1", "+SYSTEMD +YAJL", "is built without CRIU"),
+        ("1.21", "+SYSTEMD +CRIU", "hands no settings on to its CRIU"),
+        ("1.26", "+SYSTEMD +CRIU", ""),
+    ],
+)
+def test_a_crun_that_does_not_tell_its_criu(
+    version: str, features: str, told: str, etc: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    crun = etc / "crun"
+    crun.write_text(f"#!/bin/sh\necho 'crun version {version}'\necho '{features}'\n")
+    crun.chmod(0o755)
+    monkeypatch.setenv("PATH", str(etc), prepend=os.pathsep)
+    assert [told in todo for todo in run("podman")["todo"]] == ([True] if told else [])
+    assert not any("crun" in todo for todo in run("docker")["todo"])
+
+
 def test_criu_loads_one_plugin(etc: Path) -> None:
     """What is there already stays, and it is said what it must say."""
     setup.CRIU[0].parent.mkdir()
