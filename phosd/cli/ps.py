@@ -38,7 +38,8 @@ def ps(settings: Settings, pid: int | None, log: bool, known: bool) -> None:
     phosd, quickly), driver (by the CUDA driver alone, slowly), or unsupported, with the reason.
     EVERY: its periodic checkpoints, and how many images of them are kept. STATE is running,
     suspended (`phos resume` brings it back), or what a job or another tool does with the process.
-    CONTAINER is shown where there is one: its runtime, pod and name.
+    CONTAINER is shown where there is one: its runtime, pod and name. So is SLURM JOB: the job and
+    its step.
 
     --log prints what the hook has counted, and then noted, with the seconds at which it did. State
     is 0 while the program is let through; 1, 2 and 3 while its gate is closing, closed, and its
@@ -80,6 +81,7 @@ def ps(settings: Settings, pid: int | None, log: bool, known: bool) -> None:
             **({"NAME": lambda row: row["name"] or ""} if any(r["name"] for r in rows) else {}),
             "USER": lambda row: row["user_name"],
             **({"CONTAINER": _container} if any(r["container"] for r in rows) else {}),
+            **({"SLURM JOB": _slurm_step} if any(r["slurm_step"] for r in rows) else {}),
             "GPU": _gpus,
             "MEMORY": lambda row: human_bytes(row["device_bytes"]),
             "HOOK": lambda row: row["hook"],
@@ -105,6 +107,10 @@ def _gpus(row: dict[str, Any]) -> str:
 
 def _container(row: dict[str, Any]) -> str:
     return container_text(row["container"] or {})
+
+
+def _slurm_step(row: dict[str, Any]) -> str:
+    return row["slurm_step"] or ""
 
 
 def _because(row: dict[str, Any]) -> str:
@@ -148,6 +154,7 @@ def _show(settings: Settings, path: str) -> None:
             "process": f"{row['pid']} of {row['user_name']}: {shlex.join(row['command'])}",
             "gpu": _gpus(row),
             **({"container": _container(row)} if row["container"] else {}),
+            **({"slurm job": _slurm_step(row)} if row["slurm_step"] else {}),
             "hook": row["hook"] + (f": {row['reason']}" if row["reason"] else ""),
             "state": row["state"],
             "memory": human_bytes(row["device_bytes"]),
@@ -220,4 +227,5 @@ def _row(process: dict[str, Any], found: Managed) -> dict[str, Any]:
         "output": process.get("Output", []),
         "name": process.get("Name") or None,
         "container": process.get("Container") or None,
+        "slurm_step": process.get("SlurmStep") or None,
     }

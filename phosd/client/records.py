@@ -46,7 +46,8 @@ class Process:
     the interval of its periodic checkpoints in seconds (0: none), of which ``keep`` images are
     kept. ``output`` has the files of its standard output and error; ``name`` is that of its
     program. ``container`` has the runtime and id of the container that it is in, and the name and
-    pod where they are known; it is empty for other processes.
+    pod where they are known; it is empty for other processes. ``slurm_step`` is the step of a Slurm
+    job that it is in (``4711.0``), if it is in one.
     """
 
     path: str
@@ -66,6 +67,7 @@ class Process:
     output: tuple[str, ...] = ()
     name: str = ""
     container: Mapping[str, str] = field(default_factory=dict)
+    slurm_step: str = ""
 
 
 @dataclass(frozen=True)
@@ -279,6 +281,7 @@ def _process(path: str, values: Values) -> Process:
         output=values.texts("Output"),
         name=values.text("Name"),
         container=values.texts_by_key("Container"),
+        slurm_step=values.text("SlurmStep"),
     )
 
 

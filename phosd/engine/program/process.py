@@ -16,6 +16,7 @@ from phosd.engine.system import cuda, device_nodes, procfs
 from phosd.engine.system.containers import Container, container_of, is_apart
 from phosd.engine.system.looking import LOOKERS, fairly
 from phosd.engine.system.procfs import ProcessId
+from phosd.engine.system.slurm_steps import SlurmStep, step_of
 from phosd.errors import Busy, Internal, NoSuchProcess, PhosError, Reason, Timeout, Unsupported
 
 _PATIENCE = 2.0
@@ -35,7 +36,8 @@ class GpuProcess:
     hook's if the gate is not open, in lower case; or ``stopped``, by a signal or a debugger.
     ``output`` are the files to which its standard output and error go. ``name`` is that of its
     program, if ``phos run`` gave it one; ``container`` is the one that it is in, if that has an id,
-    and ``unseen`` are the GPUs of this node that were not given to it.
+    ``unseen`` are the GPUs of this node that were not given to it, and ``slurm_step`` is the step of a
+    Slurm job that it is in.
     """
 
     pid: int
@@ -51,6 +53,7 @@ class GpuProcess:
     name: str = ""
     container: Container | None = None
     unseen: frozenset[int] = frozenset()
+    slurm_step: SlurmStep | None = None
 
     @property
     def id(self) -> ProcessId:
@@ -308,6 +311,7 @@ def _described(
         name=name_of(process.pid),
         container=container_of(process.pid),
         unseen=unseen_gpus(process.pid),
+        slurm_step=step_of(process.pid),
     )
 
 

@@ -125,6 +125,13 @@ def process_interface(methods: ProcessMethods | type[ProcessMethods]) -> Interfa
                 private=True,
             ),
             Property(
+                "SlurmStep",
+                "s",
+                "The step of a Slurm job that it is in, as 4711.0 or 4711.batch; empty: in none.",
+                lambda view: str(view.process.slurm_step or ""),
+                private=True,
+            ),
+            Property(
                 "CheckpointInterval",
                 "d",
                 "Seconds between periodic checkpoints; 0: there are none.",

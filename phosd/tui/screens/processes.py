@@ -142,6 +142,8 @@ class ProcessesScreen(NodeScreen):
                 parts.append("it stands still, and no job works on it: b has it run again")
             if process.container:
                 parts.append(f"in container {container_text(process.container)}")
+            if process.slurm_step:
+                parts.append(f"in step {process.slurm_step} of Slurm's")
             if process.every:
                 every = interval_text(process.every)
                 parts.append(f"saved every {every}, the last {process.keep} are kept")

@@ -111,9 +111,9 @@ class Jobs:
 
     def program(self, job: str) -> int:
         """The pid of the only program of a job."""
-        pids = [int(str(row["pid"])) for row in phos(self._bus, self._place, "ps")]
-        (found,) = (pid for pid in pids if (step := step_of(pid)) and str(step.job) == job)
-        return found
+        rows = phos(self._bus, self._place, "ps")
+        (found,) = (row for row in rows if str(row["slurm_step"]).startswith(f"{job}."))
+        return int(str(found["pid"]))
 
 
 def preempt(cluster: Cluster) -> None:
