@@ -36,8 +36,8 @@ class GpuProcess:
     hook's if the gate is not open, in lower case; or ``stopped``, by a signal or a debugger.
     ``output`` are the files to which its standard output and error go. ``name`` is that of its
     program, if ``phos run`` gave it one; ``container`` is the one that it is in, if that has an id,
-    and ``unseen`` are the GPUs of this node that were not given to it. ``slurm_step`` is the step of
-    a Slurm job that it is in.
+    and ``unseen`` are the GPUs of this node that were not given to it. ``slurm_step`` is the step
+    of a Slurm job that it is in.
     """
 
     pid: int
