@@ -1,12 +1,14 @@
-"""Measure how long a program takes to be restored from memory, by phase.
+"""Measure how long a program takes to be restored from memory or from disk, by phase.
 
     python -m bench.restoring [--times N] [--mode stop|driver] [--pidns] [--memory-tier SIZE]
         [--state DIR] -- PROGRAM [ARGUMENTS]
 
 PROGRAM is one of ``bench/programs``. It is saved once and killed, and then restored, let run for a
 line of output, and killed, again and again; with ``--pidns`` in a pid namespace of its own. In mode
-``driver`` it has no hook, and its device memory is in CRIU's files, as with cuda-checkpoint. Prints
-one JSON object: the seconds of each restore, with its phases, and until the next line.
+``driver`` it has no hook, and its device memory is in CRIU's files, as with cuda-checkpoint. With
+``--memory-tier 0`` the image is on the disk, and the kernel's cache is emptied of it before each
+restore. Prints one JSON object: the seconds of each restore, with its phases, and until the next
+line.
 """
 
 import argparse
@@ -40,6 +42,15 @@ def await_lines(log: Path, more: int) -> None:
     wait_until(lambda: log.read_bytes().count(b"\n") >= goal, f"{more} lines", log)
 
 
+def forget(folder: Path) -> None:
+    """Have the kernel drop what it keeps in memory of the files below a folder."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--times", type=int, default=5, help="restores (%(default)s)")
@@ -67,6 +78,8 @@ def main() -> None:
             rows, seconds = [], []
             for _ in range(arguments.times):
                 time.sleep(_REST)
+                if node.store.memory is None:
+                    forget(config.state_dir)
                 progress = Progress()
                 began = time.monotonic()
                 result = restore(node, image.id, options, progress)
@@ -90,6 +103,7 @@ def main() -> None:
         "device_bytes": image.device_bytes,
         "host_bytes": sum(file.size for tree in image.trees for file in tree.files),
         "pidns": arguments.pidns,
+        "memory_tier": arguments.memory_tier,
         "median_s": statistics.median(seconds),
         "restores": rows,
     }
