@@ -137,7 +137,9 @@ def checkpoint(
             blocks = MODES[choice.mode](attempt)
         progress.phase("publish")
         dump.take_devices_out(folder)
-        manifest = manifest_of(writer, group, dump.trees, needs, blocks, own_ids=True)
+        manifest = manifest_of(
+            *(writer, group, dump.trees, needs, blocks), parked=True, own_ids=True
+        )
         writer.publish(manifest)
         job.callback(shelf.delete, manifest.id)
         _copy(shelf, manifest.id, folder, progress)

@@ -142,7 +142,9 @@ def suspend(node: Node, pid: int, options: SuspendOptions, progress: Progress) -
             progress.phase("publish", stopped=True)
             point(Point.SUSPEND_PUBLISH)
             manifest = manifest_of(
-                writer, group, group.trees, needs, blocks, own_ids=options.by_runtime
+                *(writer, group, group.trees, needs, blocks),
+                parked=parks,
+                own_ids=options.by_runtime,
             )
             writer.publish(manifest)
             undo.add(shelf.delete, manifest.id)
@@ -344,6 +346,7 @@ def manifest_of(
     gpus: Iterable[int],
     blocks: tuple[Block, ...],
     *,
+    parked: bool,
     own_ids: bool,
 ) -> Manifest:
     """Return the manifest of device memory alone, with the ids that the processes of the group's
@@ -354,12 +357,12 @@ def manifest_of(
     return Manifest(
         id=writer.id,
         created=datetime.now(UTC).isoformat(timespec="milliseconds"),
-        mode="suspend" if blocks else "driver",
+        mode="suspend" if parked else "driver",
         owner=writer.owner,
         host=this_host(None),
         gpus=describe_gpus(gpus, gpus),
         trees=tuple(Tree(root, f"tree-{n}", ()) for n, root in enumerate(roots)),
-        processes=records(trees, group, parked=bool(blocks)),
+        processes=records(trees, group, parked=parked),
         blocks=blocks,
         stop_seconds=0.0,
     )

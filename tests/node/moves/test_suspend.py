@@ -65,6 +65,17 @@ def test_the_driver_has_it_before_its_memory_is_saved(
     computes_right(target, undisturbed)
 
 
+def test_with_a_context_and_no_device_memory(
+    node: Node, start: Starter, undisturbed: Undisturbed
+) -> None:
+    """Its gate opens, although there is nothing to map."""
+    target = start("host_only")
+    target.wait_for_steps(3)
+    suspend(node, target.pid, SuspendOptions(), Progress())
+    resume(node, target.pid, ResumeOptions(), Progress())
+    computes_right(target, undisturbed)
+
+
 @pytest.mark.parametrize("where", ["memory", "disk"])
 @pytest.mark.parametrize("program", ["single", "features"])
 def test_off_and_on_again(
