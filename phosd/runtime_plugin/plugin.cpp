@@ -48,7 +48,7 @@ __attribute__((weak, format(printf, 2, 3))) void print_on_level(unsigned level, 
 
 namespace {
 
-enum class Part { none, paused, saved, snapshot, held, dumped, adopted, failed };
+enum class Part { none, unneeded, paused, saved, snapshot, held, dumped, adopted, failed };
 
 constexpr int kRunning = 1;  // CRIU's TASK_ALIVE
 
@@ -182,7 +182,7 @@ int pause_devices(int pid) {
             }
             if (is(said, "paused")) part = runs_on ? Part::snapshot : Part::paused;
             if (!is(said, "paused") && !is(said, "nothing")) return -1;
-            if (is(said, "nothing")) return 0;
+            if (is(said, "nothing")) part = Part::unneeded;
         }
     }
     if (part != Part::none || !uses_cuda(pid)) return 0;

@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from phosd.engine.criu.program import Criu
+from phosd.engine.system import cuda
 from phosd.engine.system.native import runtime_plugins
 from tests.node.checkpoint_restore.cycle import Undisturbed
 from tests.node.containers.conftest import place, undisturbed
-from tests.support import containers, device_files
+from tests.support import containers, device_files, harness
 from tests.support.containers import Contained, Runc
 from tests.support.harness import alive, children, wait_until
 from tests.support.service import bus
@@ -95,6 +97,35 @@ def test_without_phosd_a_gpu_program_is_not_saved_and_runs_on(
         assert "phosd does not answer" in (place / "dump.log").read_text()
         target.more_steps(2)
         right(target, undisturbed)
+
+
+LOADS = "import ctypes, os, sys, time; ctypes.CDLL(sys.argv[1]); os.fork(); time.sleep(1000)"
+
+
+def test_who_has_the_drivers_library_and_no_gpu_is_saved_as_ever(bus: str, place: Path) -> None:
+    """Each process of the tree."""
+    (images := place / "image").mkdir()
+    library = f"{cuda.software_gpu()}/libcuda.so.1"
+    with (
+        phosd(bus, place),
+        harness.running(
+            [sys.executable, "-c", LOADS, library],
+            start_new_session=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        ) as program,
+    ):
+        (child,) = wait_until(lambda: children(program.pid), "the fork")
+        done = subprocess.run(
+            [Criu.find().path, "dump", "--tree", str(program.pid), "--images-dir", images,
+             "--libdir", str(runtime_plugins())],
+            capture_output=True,
+            env=os.environ | {"PHOS_RUNTIME_DIR": str(place / "run")},
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        assert not [*images.glob("phos-*")]
+        assert not alive(child)
 
 
 def test_a_dump_ahead_of_the_dump_is_refused(place: Path) -> None:
