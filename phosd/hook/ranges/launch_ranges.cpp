@@ -191,12 +191,11 @@ class Search {
     uint64_t places_[kMostChoices];
 };
 
-// Results of launches, by all that they depend on. Read without a lock: a reader that sees the
-// sequence change has read a part of something else.
+// Results of launches, by all that they depend on: the inputs are hashed, to 128 bits. Read without
+// a lock: a reader that sees the sequence change has read a part of something else.
 constexpr size_t kSets = 512;  // a power of two
 constexpr size_t kWays = 4;
-constexpr uint32_t kMostCompared = 48;
-constexpr size_t kKeyWords = 4 + kMostCompared;
+constexpr size_t kKeyWords = 6;
 constexpr size_t kRangeWords = 3;
 constexpr size_t kFoundWords = 1 + Accesses::kMostOrigins + Accesses::kMostRanges * kRangeWords;
 
@@ -207,25 +206,31 @@ struct alignas(64) Slot {
 Slot slots[kSets][kWays];
 size_t replaced = 0;  // guarded by the mutex
 
+uint64_t folded(uint64_t one, uint64_t other) {
+    const auto product = static_cast<unsigned __int128>(one) * other;
+    return static_cast<uint64_t>(product) ^ static_cast<uint64_t>(product >> 64);
+}
+
 class Memory {
   public:
-    Memory(const summaries::Summary& summary, const Launch& launch)
-        : compared_(summary.view.body->compared) {
-        if (compared_ > kMostCompared) return;
+    Memory(const summaries::Summary& summary, const Launch& launch) {
         key_[0] = reinterpret_cast<uint64_t>(&summary);
         for (size_t i = 0; i < 3; ++i)
             key_[1 + i] = uint64_t{launch.sizes[i]} << 32 | launch.sizes[3 + i];
-        std::copy_n(launch.inputs, compared_, key_ + 4);
-        uint64_t hash = 0;
-        for (size_t i = 0; i < 4 + compared_; ++i) {
-            hash = (hash ^ key_[i]) * 0x9E37'79B9'7F4A'7C15u;
-            hash ^= hash >> 32;
+        uint64_t one = 0x243F'6A88'85A3'08D3u;
+        uint64_t other = 0x1319'8A2E'0370'7344u;
+        for (uint32_t i = 0; i < summary.view.body->compared; ++i) {
+            one = folded(one ^ launch.inputs[i], 0x9E37'79B9'7F4A'7C15u) + i;
+            other = folded(other ^ launch.inputs[i], 0xBF58'476D'1CE4'E5B9u) + i;
         }
+        key_[4] = one;
+        key_[5] = other;
+        uint64_t hash = 0;
+        for (const uint64_t word : key_) hash = folded(hash ^ word, 0x94D0'49BB'1331'11EBu);
         set_ = slots[hash & (kSets - 1)];
     }
 
     bool recall(Accesses* found) const {
-        if (!set_) return false;
         for (const Slot* one = set_; one != set_ + kWays; ++one)
             if (recall(*one, found)) return true;
         return false;
@@ -233,13 +238,12 @@ class Memory {
 
     // Needs the mutex.
     void remember(const Accesses& found) const {
-        if (!set_) return;
         Slot* slot = &set_[replaced++ % kWays];
         for (Slot* one = set_; one != set_ + kWays; ++one)
             if (!one->sequence.load(std::memory_order_relaxed)) slot = one;
         const uint32_t sequence = slot->sequence.load(std::memory_order_relaxed);
         slot->sequence.store(sequence + 1, std::memory_order_relaxed);
-        for (size_t i = 0; i < 4 + compared_; ++i) put(slot, i, key_[i]);
+        for (size_t i = 0; i < kKeyWords; ++i) put(slot, i, key_[i]);
         size_t at = kKeyWords;
         put(slot, at++,
             found.unknown | found.anywhere << 8 | found.widened << 16 |
@@ -260,7 +264,7 @@ class Memory {
     bool recall(const Slot& slot, Accesses* found) const {
         const uint32_t sequence = slot.sequence.load(std::memory_order_acquire);
         if (sequence & 1) return false;
-        for (size_t i = 0; i < 4 + compared_; ++i)
+        for (size_t i = 0; i < kKeyWords; ++i)
             if (word(slot, i) != key_[i]) return false;
         size_t at = kKeyWords;
         const uint64_t head = word(slot, at++);
@@ -294,8 +298,7 @@ class Memory {
         slot->words[at].store(value, std::memory_order_release);
     }
 
-    const uint32_t compared_;
-    Slot* set_ = nullptr;
+    Slot* set_;
     uint64_t key_[kKeyWords];
 };
 

@@ -4,11 +4,13 @@ they are run again, if it says so. The hook finds the same ranges, in a table.
 
 from __future__ import annotations
 
+import struct
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 from phosd.engine.analysis import table
+from phosd.engine.analysis.evaluation import Launch
 from phosd.engine.analysis.idempotency import Verdict, of_launch
 from tests.native.analysis import generator, in_hook, oracle
 from tests.support import rotation
@@ -66,3 +68,35 @@ def test_random_kernels(tmp_path: Path) -> None:
 def test_kernels_that_may_be_run_again(tmp_path: Path) -> None:
     counts = check("ordered", generator.ordered, tmp_path)
     assert counts[Verdict.IDEMPOTENT.value] > 0.6 * counts["run again"], counts
+
+
+def test_a_launch_is_remembered_by_all_of_its_many_numbers() -> None:
+    """As those of a kernel that PyTorch gives a list of tensors."""
+    count, together = 60, 3
+    names = [f"n{i}" for i in range(count)]
+    places = [
+        " + ".join(f"(unsigned long long){name}" for name in names[at : at + together])
+        for at in range(0, count, together)
+    ]
+    source = (
+        f'extern "C" __global__ void many(int* out, {", ".join("unsigned " + n for n in names)})'
+        f" {{ {' '.join(f'out[{place} + threadIdx.x] = 1;' for place in places)} }}"
+    )
+    _, image = oracle.machine_code(source)
+    module, out = MODULE + 1, 0x7F0000000000
+    assert in_hook.take(table.encode(module, 90, oracle.analysed(image).values())) == ""
+
+    def written(numbers: list[int], *, remembered: bool) -> set[tuple[int, int]]:
+        launch = Launch(struct.pack(f"<Q{count}I", out, *numbers), (32, 1, 1), (1, 1, 1))
+        found = in_hook.accesses(module, "many", launch, remembered=remembered)
+        assert found is not None
+        assert not found.unknown
+        return set(found.ranges["written"])
+
+    for changed in range(count):
+        numbers = [1000 * i for i in range(count)]
+        numbers[changed] += 1 << 20
+        begins = [4 * sum(numbers[at : at + together]) for at in range(0, count, together)]
+        expected = {(out + begin, out + begin + 128) for begin in begins}
+        for remembered in False, True, True:
+            assert written(numbers, remembered=remembered) == expected
