@@ -258,9 +258,11 @@ class HookLink:
             raise
         return descriptors
 
-    def filled(self, ids: Sequence[int]) -> int:
-        """Hand back blocks that were made and have their bytes. Returns their number."""
-        return self._count(Type.BLOCKS_FILLED, _ids(ids))
+    def filled(self, ids: Sequence[int], *, renewed: bool = False) -> int:
+        """Hand back blocks that were made and have their bytes. Returns their number. ``renewed``:
+        whoever holds the memory that they had must not take it for theirs; they get other ids.
+        """
+        return self._count(Type.BLOCKS_RENEWED if renewed else Type.BLOCKS_FILLED, _ids(ids))
 
     def rehome(self, ids: Sequence[int] | None = None) -> int:
         """Copy imported blocks into memory that the process owns. Returns their number.

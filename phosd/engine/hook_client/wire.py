@@ -102,6 +102,7 @@ class Type(enum.IntEnum):
     LAUNCHES = 22
     MAKE_BLOCKS = 23
     BLOCKS_FILLED = 24
+    BLOCKS_RENEWED = 25
 
 
 class Status(enum.IntEnum):

@@ -36,9 +36,10 @@ class HeldBlock:
         return range(-(-self.size // CHUNK))
 
 
-def hand_back(link: HookLink, blocks: Sequence[HeldBlock], replace: Replace) -> None:
+def hand_back(link: HookLink, blocks: Sequence[HeldBlock], replace: Replace | None) -> None:
     """Hand a process these blocks back, and have it map all. Those that the process has made itself
-    take the place of ``blocks``: ``replace`` is called once each of them has its bytes.
+    take the place of ``blocks``: ``replace`` is called once they have their bytes. Without it the
+    holder of ``blocks`` is somebody else, to whom those that were made are new blocks.
 
     If it fails, what was handed back is not handed back again the next time. Raises as
     :meth:`HookLink.unpark` does, :class:`OutOfMemory`, and what the mover raises.
@@ -51,6 +52,8 @@ def hand_back(link: HookLink, blocks: Sequence[HeldBlock], replace: Replace) -> 
             try:
                 _make(link, group, replace)
             except OutOfMemory:
+                if replace is None:  # what they had stays where it is
+                    raise
                 for block in group:
                     _make_by_way_of_the_host(link, block, replace)
         link.unpark(())
@@ -70,7 +73,7 @@ def _groups(blocks: Sequence[HeldBlock]) -> Iterator[list[HeldBlock]]:
         yield group
 
 
-def _make(link: HookLink, group: Sequence[HeldBlock], replace: Replace) -> None:
+def _make(link: HookLink, group: Sequence[HeldBlock], replace: Replace | None) -> None:
     mover = group[0].allocation.mover
     ids = [block.id for block in group]
     with ExitStack() as until_replaced:
@@ -80,8 +83,11 @@ def _make(link: HookLink, group: Sequence[HeldBlock], replace: Replace) -> None:
             made.append((block, Allocation(mover, new_key(), descriptor)))
         mover.adopt([(new.key, block.size, new.descriptor) for block, new in made])
         mover.fetch({new.key: (block.allocation.key, block.chunks) for block, new in made})
-        link.filled(ids)
-        replace({block.allocation.key: new for block, new in made})
+        # Before the process has it: otherwise a failure between the two would leave others with
+        # memory that is no longer the process's.
+        if replace is not None:
+            replace({block.allocation.key: new for block, new in made})
+        link.filled(ids, renewed=replace is None)
 
 
 def _make_by_way_of_the_host(link: HookLink, block: HeldBlock, replace: Replace) -> None:

@@ -16,7 +16,14 @@ from typing import Self, TypeVar
 
 from phosd.engine.criu.owned_processes import end_orphans, is_criu
 from phosd.engine.digest import DigestKey
-from phosd.engine.hook_client.link import HookBlock, HookLink, HookState, NotImportable, reach
+from phosd.engine.hook_client.link import (
+    BlockFlag,
+    HookBlock,
+    HookLink,
+    HookState,
+    NotImportable,
+    reach,
+)
 from phosd.engine.job.journal import JobRecord, read_records
 from phosd.engine.memory.exported import Allocation, new_key
 from phosd.engine.memory.handing_back import HeldBlock, hand_back
@@ -431,7 +438,11 @@ def _back_from_parking(
         hello = link.hello()
         if hello.state is HookState.PARKED:
             blocks = process.placed(hello, link.list_blocks())
-            found = {block.id: _kept(memory, gpu, block.id) for block, gpu in blocks}
+            found = {
+                block.id: _kept(memory, gpu, block.id)
+                for block, gpu in blocks
+                if not block.flags & BlockFlag.HAS_DESCRIPTOR  # else it was handed back, and made
+            }
             missing = [block for block, descriptor in found.items() if descriptor is None]
             if missing and silent:  # that mover may have it
                 raise silent[0]
@@ -454,19 +465,21 @@ def _hand_back_copies(
     link: HookLink, blocks: Sequence[tuple[HookBlock, int]], kept: Mapping[int, int]
 ) -> None:
     """Have movers of our own copy the memory into what the process makes: those that guard it may
-    have no engine, and obey no visitor.
+    have no engine, and obey no visitor. A phosd that runs may hold the memory, too: not for long.
     """
     with contextlib.ExitStack() as movers:
         running: dict[int, Mover] = {}
         held = []
         for block, gpu in blocks:
+            if block.id not in kept:
+                continue
             if (at := max(gpu, 0)) not in running:
                 key = DigestKey(os.urandom(32))
                 running[at] = movers.enter_context(Mover.start(at, SOFTWARE_RING_BYTES, key))
             allocation = Allocation(running[at], new_key(), kept[block.id])
             running[at].adopt([(allocation.key, block.size, allocation.descriptor)])
             held.append(HeldBlock(block.id, block.size, allocation))
-        hand_back(link, held, lambda _: None)
+        hand_back(link, held, None)
 
 
 def _kept(memory: GuardedBlocks, gpu: int, block: int) -> int | None:

@@ -178,10 +178,10 @@ Reply make_blocks(const Message& request) {
     return reply;
 }
 
-Reply blocks_filled(const Message& request) {
+Reply blocks_filled(const Message& request, bool renewed) {
     std::vector<uint64_t> ids;
     if (!read_ids(request, &ids)) return {Status::bad_message, "the ids are not of their number"};
-    return Reply(park::filled(ids));
+    return Reply(park::filled(ids, renewed));
 }
 
 Reply reexport_blocks(const Message& request) {

@@ -42,7 +42,7 @@ Reply seal_gate();
 Reply park_all();
 Reply hand_back(channel::Message& request);
 Reply make_blocks(const channel::Message& request);
-Reply blocks_filled(const channel::Message& request);
+Reply blocks_filled(const channel::Message& request, bool renewed);
 Reply unpark_all();
 Reply reexport_blocks(const channel::Message& request);
 Reply arm(int client, const channel::Message& request);

@@ -96,7 +96,7 @@ Reply answer(int client, Message& request) {
         default:
             break;
     }
-    if (type < Type::hello || type > Type::blocks_filled)
+    if (type < Type::hello || type > Type::blocks_renewed)
         return {Status::bad_message, "unknown request"};
     const std::lock_guard turn(quiesce::turn);
     if (gate_owner != kNoClient && gate_owner != client)
@@ -127,9 +127,10 @@ Reply answer(int client, Message& request) {
             gate_owner = client;
             return handlers::make_blocks(request);
         case Type::blocks_filled:
+        case Type::blocks_renewed:
             if (!in_state(State::parked, &refusal)) return refusal;
             gate_owner = client;
-            return handlers::blocks_filled(request);
+            return handlers::blocks_filled(request, type == Type::blocks_renewed);
         case Type::unpark:
             if (!in_state(State::parked, &refusal)) return refusal;
             gate_owner = client;

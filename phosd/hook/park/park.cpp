@@ -198,7 +198,7 @@ Outcome make(const std::vector<uint64_t>& ids, std::vector<int>* descriptors) {
     return outcome;
 }
 
-Outcome filled(const std::vector<uint64_t>& ids) {
+Outcome filled(const std::vector<uint64_t>& ids, bool renewed) {
     const Lock lock(blocks::mutex);
     Outcome outcome;
     for (const uint64_t id : ids) {
@@ -211,8 +211,9 @@ Outcome filled(const std::vector<uint64_t>& ids) {
         block->present = true;
         block->borrowed = false;
         block->handed_out = true;
-        events::handed_out(id);
         event_words::relocate(*block);
+        if (renewed) blocks::renew(*block);
+        events::handed_out(block->id);
         ++outcome.count;
     }
     return outcome;

@@ -29,7 +29,7 @@ Outcome hand_back(const uint64_t* ids, size_t count, std::vector<int>& descripto
 // After a restore on a GPU that the process did not see before, the driver imports no memory of it
 // there, but makes some: made, filled by the client, and then handed back.
 Outcome make(const std::vector<uint64_t>& ids, std::vector<int>* descriptors);  // caller closes
-Outcome filled(const std::vector<uint64_t>& ids);
+Outcome filled(const std::vector<uint64_t>& ids, bool renewed);
 Outcome unpark();
 
 bool ever_parked();

@@ -18,36 +18,37 @@ constexpr uint32_t kMaxPayload = 1u << 16;
 constexpr uint32_t kMaxDescriptors = 128;  // below the kernel's SCM_MAX_FD of 253
 
 enum class Type : uint16_t {
-    hello = 1,      // -> Hello and its DeviceIds
-    list_blocks,    // Cursor -> BlockList, no descriptors
-    export_blocks,  // Cursor -> BlockList, one descriptor for each block with kHasDescriptor
-    close_gate,     // CloseGate -> GateState; poll until `settled`
-    park,           // (empty) -> Count: unmap and release everything; needs a settled gate
-    unpark_blocks,  // BlockIds + one descriptor each -> Count: hand memory back, in batches
-    unpark,         // (empty) -> Count: map every block again; needs all of them handed back
-    open_gate,      // (empty) -> (empty)
-    rehome,         // (empty) or BlockIds -> Count: make imported blocks the process's own, all or
-                    // those of the ids; settled gate
-    detach,         // (empty) -> (empty); then the hook holds no socket until `<pid>.wake` exists
-    stats,          // (empty) -> text: counters and the log ring, UTF-8
-    arm,            // Arm + descriptors of the board and of each slab -> Count of pending chunks:
-                    // copy-on-write begins; settled gate
-    disarm,         // (empty) -> Count of shadowed chunks: it ends; the board stays mapped
-    forget,         // (empty) -> (empty): the hook releases the board
-    kernels,        // Cursor (how many are known) -> KernelList: launched since `arm`
-    empty_cache,    // EmptyCache -> ReleaseState: PyTorch releases its cached memory; open gate;
-                    // poll while `asked`
-    may_see,        // Cursor (a pid) -> Count: 0, or the errno of looking at what it executes
-    seal_gate,      // (empty) -> Count: also calls that submit nothing are held now; how many
-                    // threads are still in one: poll until 0; settled gate
-    program,        // ProgramAsk -> ProgramState: safe points of the program, and the checkpoints
-                    // that it asks for
-    images,         // Cursor (how many are known) -> ImageList: what modules were loaded from
-    summaries,      // (empty) + a descriptor of a table (summaries.h) -> Count of its kernels
-    launches,       // LaunchesAsk -> KernelList, of LaunchedKernels: `kernels` with verdicts
-    make_blocks,    // BlockIds -> Count + one descriptor each: the process makes memory of its own
-                    // in the place of parked blocks, for the client to fill
-    blocks_filled,  // BlockIds -> Count: they are handed back, like those of unpark_blocks
+    hello = 1,       // -> Hello and its DeviceIds
+    list_blocks,     // Cursor -> BlockList, no descriptors
+    export_blocks,   // Cursor -> BlockList, one descriptor for each block with kHasDescriptor
+    close_gate,      // CloseGate -> GateState; poll until `settled`
+    park,            // (empty) -> Count: unmap and release everything; needs a settled gate
+    unpark_blocks,   // BlockIds + one descriptor each -> Count: hand memory back, in batches
+    unpark,          // (empty) -> Count: map every block again; needs all of them handed back
+    open_gate,       // (empty) -> (empty)
+    rehome,          // (empty) or BlockIds -> Count: make imported blocks the process's own, all or
+                     // those of the ids; settled gate
+    detach,          // (empty) -> (empty); then the hook holds no socket until `<pid>.wake` exists
+    stats,           // (empty) -> text: counters and the log ring, UTF-8
+    arm,             // Arm + descriptors of the board and of each slab -> Count of pending chunks:
+                     // copy-on-write begins; settled gate
+    disarm,          // (empty) -> Count of shadowed chunks: it ends; the board stays mapped
+    forget,          // (empty) -> (empty): the hook releases the board
+    kernels,         // Cursor (how many are known) -> KernelList: launched since `arm`
+    empty_cache,     // EmptyCache -> ReleaseState: PyTorch releases its cached memory; open gate;
+                     // poll while `asked`
+    may_see,         // Cursor (a pid) -> Count: 0, or the errno of looking at what it executes
+    seal_gate,       // (empty) -> Count: also calls that submit nothing are held now; how many
+                     // threads are still in one: poll until 0; settled gate
+    program,         // ProgramAsk -> ProgramState: safe points of the program, and the checkpoints
+                     // that it asks for
+    images,          // Cursor (how many are known) -> ImageList: what modules were loaded from
+    summaries,       // (empty) + a descriptor of a table (summaries.h) -> Count of its kernels
+    launches,        // LaunchesAsk -> KernelList, of LaunchedKernels: `kernels` with verdicts
+    make_blocks,     // BlockIds -> Count + one descriptor each: the process makes memory of its own
+                     // in the place of parked blocks, for the client to fill
+    blocks_filled,   // BlockIds -> Count: they are handed back, like those of unpark_blocks
+    blocks_renewed,  // BlockIds -> Count: the same, but to other clients they are new blocks
 };
 
 // The status of a reply. A failed reply's payload is a text for the user, UTF-8.

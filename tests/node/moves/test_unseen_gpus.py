@@ -113,6 +113,11 @@ def test_the_engine_is_killed_while_it_is_parked(
         settle(node, [])
         target.more_steps(AFTER)
         assert not left_parked(config.runtime_dir)
+        computes_right(target, undisturbed)
+        image = checkpoint(node, target.pid, CheckpointOptions(mode="stop"), Progress())
+        target.kill()
+        restore(node, image.id, RestoreOptions(), Progress())
+        target.more_steps(AFTER)
     computes_right(target, undisturbed)
 
 
