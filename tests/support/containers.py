@@ -175,10 +175,14 @@ class Runc:
     @property
     def words(self) -> list[str]:
         words = [self.runtime, f"--root={self.place / 'runc'}"]
-        if Path(self.runtime).name != "crun":
+        if not self._is_crun:
             return words
         # It refuses to run where there are cgroups of both versions.
         return [*_ALONE, f'umount {_UNIFIED} 2>/dev/null; exec "$0" "$@"', *words]
+
+    @property
+    def _is_crun(self) -> bool:
+        return Path(self.runtime).name == "crun"
 
     def checkpoint(self, folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
         """Save the container into a folder."""
@@ -202,7 +206,11 @@ class Runc:
         path = f"{Criu.find().path.parent}:{os.environ['PATH']}"
         # What stays open belongs to the container that is restored.
         with (self.place / f"{command}.log").open("w+b") as log:
-            given = ("--image-path", str(folder), "--work-path", str(self.place), *words)
+            given = ["--image-path", str(folder), "--work-path", str(self.place), *words]
+            if self._is_crun:
+                # Its containers are at the top of the hierarchy that it does not see: CRIU would
+                # save all cgroups of the machine's, and make them again below the container's.
+                given.insert(0, "--manage-cgroups-mode=ignore")
             done = subprocess.run(
                 [*self.words, command, *given],
                 input=b"",  # a pipe, as in the container: a file of this machine is not saved again
