@@ -1,7 +1,7 @@
 """Programs that are moved, suspended and resumed at random instants, while they and others compute.
 
 ``python -m tests.node.moves.random_moves --devices 4 --seed 1 --steps 20 PROGRAM...`` does it on so
-many software GPUs, and says in the end what went wrong, if anything did.
+many software GPUs, and says in the end what went wrong, if anything did. ``PROGRAM@2`` sees GPU 2 only.
 """
 
 import argparse
@@ -138,8 +138,10 @@ def main() -> int:
         stack.callback(shutil.rmtree, place)
         node = stack.enter_context(Node(NodeConfig(place / "state", place / "run")))
         targets = []
-        for program in options.programs:
-            targets.append(harness.start(program, place, runtime=place / "run"))
+        for words in options.programs:
+            program, _, seen = words.partition("@")
+            extra = {"CUDA_VISIBLE_DEVICES": seen} if seen else {}
+            targets.append(harness.start(program, place, runtime=place / "run", extra=extra))
             stack.callback(targets[-1].kill)
         for target in targets:
             target.wait_for_steps(3)

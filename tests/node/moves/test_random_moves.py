@@ -18,8 +18,8 @@ PATIENCE = 300.0
 @pytest.mark.parametrize(
     ("devices", "programs"),
     [
-        (2, ("churn", "two_devices", "waiting_pair", "capture", "threads")),
-        (4, ("single", "two_devices", "shared_pair", "waiting_devices", "workers")),
+        (2, ("churn@1", "two_devices", "waiting_pair", "capture", "threads")),
+        (4, ("single@2", "two_devices", "shared_pair", "waiting_devices", "workers")),
     ],
     ids=["two devices", "four devices"],
 )
