@@ -99,7 +99,7 @@ class _Runtime:
         done = subprocess.run(
             [Criu.find().path, action, "--images-dir", images, "--log-file", f"{action}.log",
              "--libdir", runtime_plugins(), "--tcp-established", "--ext-unix-sk", "--file-locks",
-             "--timeout", "60", "-v2", *words],
+             "--timeout", "120", "-v4", *words],
             env=self._environment,
             capture_output=True,
             text=True,
@@ -107,7 +107,7 @@ class _Runtime:
         )  # fmt: skip
         if done.returncode:
             log = images / f"{action}.log"
-            said = log.read_text(errors="replace")[-2000:] if log.exists() else ""
+            said = log.read_text(errors="replace")[-6000:] if log.exists() else ""
             raise Failed(f"criu {action} failed: {done.stderr}{said}")
 
 

@@ -127,6 +127,12 @@ const char* ask(const char* text, int folder = -1) {
     return answer;
 }
 
+// Returns a failure of the hook, for an answer that is none of those that there are.
+int unexpected(const char* said) {
+    if (strncmp(said, "error", 5) != 0) complain(said);
+    return -1;
+}
+
 bool is(const char* text, const char* word) {
     return strcmp(text, word) == 0;
 }
@@ -181,7 +187,7 @@ int pause_devices(int pid) {
                 said = ask_about("pause", pid);
             }
             if (is(said, "paused")) part = runs_on ? Part::snapshot : Part::paused;
-            if (!is(said, "paused") && !is(said, "nothing")) return -1;
+            if (!is(said, "paused") && !is(said, "nothing")) return unexpected(said);
             if (is(said, "nothing")) part = Part::unneeded;
         }
     }
@@ -196,7 +202,7 @@ int checkpoint_devices(int) {
     const bool runs_on = part == Part::snapshot;
     const char* said = ask("save");
     const char* word = runs_on ? "noted" : "saved";
-    if (strncmp(said, word, strlen(word)) != 0) return -1;
+    if (strncmp(said, word, strlen(word)) != 0) return unexpected(said);
     if (const char* kinds = strchr(said, ' ')) snprintf(devices, sizeof devices, "%s", kinds + 1);
     if (add_inventory_plugin && add_inventory_plugin(kName)) return -1;
     part = runs_on ? Part::held : Part::saved;
