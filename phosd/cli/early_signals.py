@@ -32,6 +32,8 @@ class EarlySignals:
         for number in self._exits:
             if signal.getsignal(number) is not signal.SIG_IGN:
                 self._before[number] = signal.signal(number, self._on_signal)
+        # A step of Slurm's begins with SIGTERM blocked, and perhaps pending (phosd/slurm_plugin).
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, self._exits)
         return self
 
     def __exit__(self, *_: object) -> None:

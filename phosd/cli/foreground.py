@@ -7,6 +7,7 @@ import shlex
 import signal
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from phosd.cli.saving import SaveOnTerm
     from phosd.cli.slurm import SavingStep
     from phosd.cli.suspending import SuspendWithJob
-    from phosd.client import Client, RestoreOptions
+    from phosd.client import Client, Image, RestoreOptions
 
 
 class Foreground:
@@ -95,18 +96,18 @@ class Foreground:
         self._settings.note(f"phos: process {program.pid}; its output is kept in {folder}")
         return self._relayed(program, policy, early)
 
-    @property
-    def _restore_options(self) -> "RestoreOptions":
+    def _restore_options(self, client: "Client", image: "Image") -> "RestoreOptions":
         # One that was in a pid namespace gets one again in any case.
         options: RestoreOptions = {"pid_namespace": True} if self._pidns else {}
         if self._step is not None:
             options["cgroups_of"] = os.getpid()
+            options["gpu"] = self._step.gpus_for(image, client)
         return options
 
     def _images(self, client: "Client") -> "NamedImages":
         from phosd.cli.resuming import NamedImages
 
-        name, options = self._name or "", self._restore_options
+        name, options = self._name or "", partial(self._restore_options, client)
         return NamedImages(self._settings, client, name, os.geteuid(), options)
 
     def _resume(
@@ -125,7 +126,8 @@ class Foreground:
             self._settings.note(
                 "phos: the output folder of this program is gone, so SIGTERM is passed on to it"
             )
-        return resumed(self._settings, client, image, self._restore_options, early), policy
+        options = self._restore_options(client, image)
+        return resumed(self._settings, client, image, options, early), policy
 
     def _policy(self, folder: Path) -> "SaveOnTerm":
         from phosd.cli.grace import grace_of

@@ -2,7 +2,7 @@
 
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -24,9 +24,14 @@ class NamedImages:
     """The images of the user's program ``name``, newest first."""
 
     def __init__(
-        self, settings: Settings, client: Client, name: str, uid: int, options: RestoreOptions
+        self,
+        settings: Settings,
+        client: Client,
+        name: str,
+        uid: int,
+        options: Callable[[Image], RestoreOptions],
     ) -> None:
-        """``options`` are those that one is to be restored with."""
+        """``options`` returns those that an image is to be restored with."""
         self._options = options
         self._settings = settings
         self._client = client
@@ -58,7 +63,7 @@ class NamedImages:
         for image in self._images:
             self._require_same_command(image, words)
             try:
-                checks = self._client.try_restore(image.id, **self._options)
+                checks = self._client.try_restore(image.id, **self._options(image))
             except PhosError as error:
                 whys.append(f"{_label(image)}: {error}")
                 continue

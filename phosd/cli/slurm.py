@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from phosd.cli.program import runs_folder
 from phosd.cli.relay import SAVED
@@ -26,12 +26,18 @@ from phosd.cli.scontrol import SlurmError, job_fields, scontrol
 from phosd.client.errors import CommandError
 from phosd.engine.system.slurm_steps import step_of
 
+if TYPE_CHECKING:
+    from phosd.client import Client, Image
+
 _OUTPUTS = "PHOS_SLURM_OUTPUTS"
 """Where a step of a batch script writes to, which is told by the script: a list in JSON."""
 _WISHES = ("save", "none")
 _SECONDS = 30.0
 """How long the controller may take to answer: it may be busy with many jobs at once."""
 _AGAIN_SECONDS = 5.0
+_MOMENT = 0.2
+_RUNS = ("RUNNING", "SUSPENDED", "STOPPED", "RESIZING", "CONFIGURING")
+"""The states of a job that has not been ended."""
 _KEPT_DAYS = 90
 
 
@@ -70,6 +76,29 @@ class SavingStep:
         finally:
             if place is not None and not ended:
                 place.unlink(missing_ok=True)
+
+    def gpus_for(self, image: "Image", client: "Client") -> str:
+        """Return where the GPUs of an image are to be, as ``OLD:NEW,...``: those that the job has
+        now. Empty for a job that asked for none, whose program is to be where it was.
+
+        Slurm and phosd number the GPUs of a node in the same order. Raises :class:`CommandError` if
+        the job has too few.
+        """
+        given = os.environ.get("SLURM_STEP_GPUS") or os.environ.get("SLURM_JOB_GPUS", "")
+        numbers = [int(number) for number in given.split(",") if number.isdigit()]
+        if not numbers:
+            return ""
+        here = {gpu.ordinal: gpu.uuid for gpu in client.gpus()}
+        job = [here[number] for number in numbers if number in here]
+        old = [uuid for uuid, _ in image.gpus]
+        free = [uuid for uuid in job if uuid not in old]
+        moves = [(uuid, uuid if uuid in job else "") for uuid in old]
+        if len(free) < sum(not new for _, new in moves):
+            raise _unsupported(
+                f"it was on {len(old)} GPUs, and this job has {len(job)} of this node's "
+                f"({given}); submit it with as many as before"
+            )
+        return ",".join(f"{uuid}:{new or free.pop(0)}" for uuid, new in moves)
 
     def keep_node(self, name: str) -> None:
         """Write down that the program ``name`` was saved on this node."""
@@ -207,7 +236,10 @@ def _requeue(step: SavingStep, name: str, note: Callable[[str], None]) -> None:
     while True:
         try:
             state = job_fields(step.job, seconds=_SECONDS).get("JobState", "unknown")
-            if state == "RUNNING":
+            if state == "SIGNALING":  # whatever it is besides is told when the signal is sent
+                time.sleep(_MOMENT)
+                continue
+            if state in _RUNS:
                 scontrol("requeue", step.job, seconds=_SECONDS)
                 note(f"phos: job {step.job} is requeued{where}")
             else:

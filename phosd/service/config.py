@@ -303,7 +303,7 @@ def _convert_periodic(key: str, value: Any) -> Any:
 
 def _missing_of_limits(keys: set[str]) -> Iterator[str]:
     if not keys - {"user", "keep_last"}:
-        yield "say what the limits are: `quota`, `keep`, `keep_days` or `keep_bytes`"
+        yield "say what the limits are: `quota`, `keep`, `keep_each`, `keep_days` or `keep_bytes`"
 
 
 def _convert_limit(key: str, value: Any) -> Any:
@@ -314,7 +314,7 @@ def _convert_limit(key: str, value: Any) -> Any:
             return _size(value)
         case "keep_bytes":
             return _at_least(1 << 20, _size(value), "1 MiB")
-        case "keep":
+        case "keep" | "keep_each":
             return _at_least(1, _number(value, int), "1 image")
         case "keep_days":
             return _at_least(0.01, float(_number(value, (int, float))), "0.01 days")

@@ -3,6 +3,7 @@
 // a line of plugstack.conf (docs/operate/slurm.md), and needs no more of it than this.
 
 #include <cinttypes>
+#include <csignal>
 #include <cstdlib>
 #include <cstring>
 
@@ -13,6 +14,8 @@ extern "C" {  // which the header leaves to us
 namespace {
 
 constexpr const char* kVariable = "PHOS_SLURM";
+// `phos run` sets it when it becomes a step (phosd/cli/slurm.py).
+constexpr const char* kStepOfPhosRun = "PHOS_SLURM_OUTPUTS";
 char g_wish[8] = "";
 
 int take(int, const char* wish, int) {
@@ -52,9 +55,18 @@ PHOS_EXPORTED int slurm_spank_init(spank_t spank, int, char**) {
     return spank_option_register(spank, &g_option);
 }
 
-// In slurmstepd, for each task. Without the option the environment stays as it is: a job that was
-// submitted in one with the variable has it, as it has all others.
+// In slurmstepd, for each task, in its process. Without the option the environment stays as it is:
+// a job that was submitted in one with the variable has it, as it has all others.
 PHOS_EXPORTED int slurm_spank_task_init(spank_t spank, int, char**) {
+    char value[2];
+    const spank_err_t found = spank_getenv(spank, kStepOfPhosRun, value, sizeof value);
+    if (found == ESPANK_SUCCESS || found == ESPANK_NOSPACE) {
+        // It takes SIGTERM from then on that it has handlers; before, it would end by it.
+        sigset_t term;
+        sigemptyset(&term);
+        sigaddset(&term, SIGTERM);
+        sigprocmask(SIG_BLOCK, &term, nullptr);
+    }
     if (g_wish[0] == '\0') {
         return ESPANK_SUCCESS;
     }

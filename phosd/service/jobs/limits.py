@@ -61,14 +61,16 @@ class UserLimits:
     """Limits on one user's images: a ``[[limits]]`` table. Sizes are in bytes.
 
     A checkpoint that would exceed ``quota`` is refused. The other fields delete images: those older
-    than ``keep_days``, all but the newest ``keep``, and the oldest while all take more than
-    ``keep_bytes``. The last good image of a living process is kept nevertheless, unless
-    ``keep_last`` is false. ``user`` is a user id; None applies to all users.
+    than ``keep_days``, all but the newest ``keep``, all but the newest ``keep_each`` of each
+    program that has a name, and the oldest while all take more than ``keep_bytes``. The last good
+    image of a living process is kept nevertheless, unless ``keep_last`` is false. ``user`` is a
+    user id; None applies to all users.
     """
 
     user: int | None = None
     quota: int | None = None
     keep: int | None = None
+    keep_each: int | None = None
     keep_days: float | None = None
     keep_bytes: int | None = None
     keep_last: bool = True
@@ -76,7 +78,8 @@ class UserLimits:
     @property
     def delete(self) -> bool:
         """Whether these limits delete images at all."""
-        return (self.keep, self.keep_days, self.keep_bytes) != (None, None, None)
+        limits = (self.keep, self.keep_each, self.keep_days, self.keep_bytes)
+        return any(limit is not None for limit in limits)
 
 
 NO_LIMITS = UserLimits()

@@ -34,7 +34,15 @@ def due(
     """
     gone: dict[str, str] = {}
     newer = 0
+    of_program: Counter[str] = Counter()
     for image in reversed(images):
+        if (
+            limits.keep_each is not None
+            and image.name
+            and of_program[image.name] >= limits.keep_each
+        ):
+            gone[image.id] = f"{limits.keep_each} newer ones of {image.name} are kept (keep_each)"
+        of_program[image.name] += image.id not in damaged
         if limits.keep is not None and newer >= limits.keep:
             gone[image.id] = f"{limits.keep} newer ones are kept (keep)"
         newer += image.id not in damaged

@@ -45,6 +45,7 @@ keep_last = false
 
 [[limits]]
 quota = 0
+keep_each = 2
 keep_days = 7
 keep_bytes = "1G"
 """
@@ -68,7 +69,7 @@ def test_a_configuration_is_read(tmp_path: Path) -> None:
         metrics="[::1]:9476",
         limits=(
             UserLimits(user=1000, quota=1 << 40, keep=3, keep_last=False),
-            UserLimits(quota=0, keep_days=7.0, keep_bytes=10**9),
+            UserLimits(quota=0, keep_each=2, keep_days=7.0, keep_bytes=10**9),
         ),
         periodic=(
             PeriodicRule(every=600.0, command="python *train.py*"),
@@ -212,14 +213,15 @@ def test_mistakes_in_limits_of_users_are_told_with_their_lines(tmp_path: Path) -
     with pytest.raises(ConfigError) as caught:
         load(path)
     assert [problem.removeprefix(f"{path}:") for problem in caught.value.problems] == [
-        "1: limits: say what the limits are: `quota`, `keep`, `keep_days` or `keep_bytes`",
+        "1: limits: say what the limits are: `quota`, `keep`, `keep_each`, `keep_days` or "
+        "`keep_bytes`",
         "5: limits.keep: 0 is less than the least that works, 1 image",
         "6: limits.quota: 'x' is not a size; write bytes or for example '16GiB'",
         "8: limits.keep_days: 0.0 is less than the least that works, 0.01 days",
         "9: limits.keep_bytes: 1 is less than the least that works, 1 MiB",
         "10: limits.keep_last: 1 is neither true nor false",
-        "11: limits.speed: is not a setting of a rule; there are user, quota, keep, keep_days, "
-        "keep_bytes, keep_last",
+        "11: limits.speed: is not a setting of a rule; there are user, quota, keep, keep_each, "
+        "keep_days, keep_bytes, keep_last",
     ]
 
 

@@ -65,6 +65,18 @@ def test_what_is_due(
     assert all(reasons.values())
 
 
+def test_so_many_are_kept_of_each_program_that_has_a_name() -> None:
+    names = ["x", "y", "x", "", "y", "x", ""]
+    images = [
+        msgspec.structs.replace(image(id), name=name)
+        for id, name in zip("abcdefg", names, strict=True)
+    ]
+    assert "".join(due(images, UserLimits(keep_each=1), (), (), NOW)) == "abc"
+    reasons = due(images, UserLimits(keep_each=1), ("a",), ("f",), NOW)
+    assert reasons == {"b": "1 newer ones of y are kept (keep_each)"}
+    assert "".join(due(images, UserLimits(keep_each=2), (), (), NOW)) == "a"
+
+
 @pytest.mark.parametrize(
     ("chunks", "kept", "gone"),
     [

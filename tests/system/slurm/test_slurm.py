@@ -1,11 +1,14 @@
 """Jobs of a real Slurm are preempted, saved, requeued and go on; and what comes in the way."""
 
 import os
+import random
 import re
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
@@ -16,7 +19,7 @@ from phosd.engine.system import cgroups, procfs
 from phosd.engine.system.slurm_steps import step_of
 from tests.support import slurm
 from tests.support.harness import parse, undisturbed
-from tests.support.rotation import part, plays
+from tests.support.rotation import EVERYTHING, SEED, part, plays
 from tests.support.service import bus
 from tests.support.slurm import PHOS, Cluster
 from tests.system.service.test_end_to_end import phos, phosd
@@ -48,6 +51,12 @@ def _place() -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(prefix="phos-"))
     yield folder
     shutil.rmtree(folder)
+
+
+@pytest.fixture(autouse=True)
+def gpus(monkeypatch: pytest.MonkeyPatch, cluster: Cluster) -> None:
+    """As many as jobs may ask for: Slurm tells them which of these are theirs."""
+    monkeypatch.setenv("PHOS_SOFTGPU_DEVICES", str(cluster.gpus))
 
 
 place = pytest.fixture(_place)
@@ -111,9 +120,13 @@ class Jobs:
 
     def program(self, job: str) -> int:
         """The pid of the only program of a job."""
-        rows = phos(self._bus, self._place, "ps")
-        (found,) = (row for row in rows if str(row["slurm_step"]).startswith(f"{job}."))
-        return int(str(found["pid"]))
+
+        def found() -> int:
+            rows = phos(self._bus, self._place, "ps")
+            pids = [row["pid"] for row in rows if str(row["slurm_step"]).startswith(f"{job}.")]
+            return int(str(pids[0])) if len(pids) == 1 else 0
+
+        return self._cluster.wait(found, f"phosd to list the program of job {job}", job)
 
 
 def preempt(cluster: Cluster) -> None:
@@ -125,7 +138,7 @@ def preempt(cluster: Cluster) -> None:
 def test_a_preempted_job_goes_on_in_its_step(cluster: Cluster, bus: str, place: Path) -> None:
     jobs = Jobs(cluster, bus, place)
     with phosd(bus, place):
-        job = jobs.submit(f"srun {jobs.line()}")
+        job = jobs.submit(f"srun {jobs.line(3 * STEPS)}")
         jobs.wait_for_steps(job)
         preempt(cluster)
         jobs.wait_for_steps(job)
@@ -135,7 +148,7 @@ def test_a_preempted_job_goes_on_in_its_step(cluster: Cluster, bus: str, place: 
     said = cluster.output(job)
     assert said.count("saved as") == said.count("goes on as process") == 1, said
     assert re.search(r"preempted: there are \d+ s more", said)
-    jobs.require_right(job)
+    jobs.require_right(job, 3 * STEPS)
     first, last = cluster.accounted(job)
     assert first["NodeList"] == last["NodeList"] == cluster.node
     assert (last["JobState"], last["ExitCode"]) == ("FAILED", ENDS_WITH)
@@ -266,6 +279,31 @@ def test_a_job_array_of_which_one_has_no_gpu_program(
 
 
 @seldom
+def test_a_job_that_is_given_another_gpu(cluster: Cluster, bus: str, place: Path) -> None:
+    jobs = Jobs(cluster, bus, place)
+
+    def gpu(job: str) -> object:
+        program = jobs.program(job)
+        (row,) = (row for row in phos(bus, place, "ps") if row["pid"] == program)
+        (only,) = row["gpus"]  # type: ignore[misc]
+        return only["ordinal"]  # type: ignore[has-type]
+
+    with phosd(bus, place):
+        job = jobs.submit(jobs.line(3 * STEPS))
+        jobs.wait_for_steps(job)
+        before = gpu(job)
+        cluster.ask("scontrol", "requeue", job)
+        other = cluster.submit("echo $SLURM_JOB_GPUS; exec sleep 1000", "--partition=high")
+        cluster.wait(lambda: cluster.output(other) == f"{before}\n", "another job on its GPU")
+        cluster.wait_for_run(job, 1)
+        jobs.wait_for_steps(job)
+        assert gpu(job) != before
+        cluster.ask("scancel", other)
+        jobs.wait_for_end(job)
+    jobs.require_right(job, 3 * STEPS)
+
+
+@seldom
 def test_without_phosd_a_preempted_job_begins_anew(cluster: Cluster, bus: str, place: Path) -> None:
     jobs = Jobs(cluster, bus, place)
     with phosd(bus, place) as daemon:
@@ -275,12 +313,56 @@ def test_without_phosd_a_preempted_job_begins_anew(cluster: Cluster, bus: str, p
         daemon.wait(60)
         high = cluster.submit("true", "--partition=high", f"--gres=gpu:{cluster.gpus}")
         cluster.wait_for(high, "COMPLETED")
-    assert "not saved: " in cluster.output(job)
+    assert "not saved: phosd does not run" in cluster.output(job)
     with phosd(bus, place):
         found = jobs.wait_for_end(job)
     assert found["Restarts"] == "1"
     assert "goes on as" not in cluster.output(job)
     jobs.require_right(job)
+
+
+@seldom
+def test_what_does_not_fit_on_the_disk_begins_anew(cluster: Cluster, bus: str, place: Path) -> None:
+    jobs = Jobs(cluster, bus, place)
+    (state := place / "state").mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m,mode=0700", "full", state], check=True)
+    try:
+        with phosd(bus, place):
+            job = jobs.submit(jobs.line())
+            jobs.wait_for_steps(job)
+            preempt(cluster)
+            found = jobs.wait_for_end(job)
+            assert not phos(bus, place, "images")
+    finally:
+        subprocess.run(["umount", state], check=True)
+    assert found["Restarts"] == "1"
+    assert "not saved: " in cluster.output(job)
+    jobs.require_right(job)
+
+
+@seldom
+def test_two_programs_at_the_same_time(cluster: Cluster, bus: str, place: Path) -> None:
+    """Both are saved when the first of them has the job requeued."""
+    jobs = Jobs(cluster, bus, place)
+    begin, end = jobs.line().rsplit(" ", 1)
+    other = f"{begin} {int(end) + 1} >>{place / 'other'}"
+    with phosd(bus, place):
+        job = jobs.submit(f"{other} & {jobs.line()}; wait $!")
+
+        def of_other() -> int:
+            return len(parse((place / "other").read_bytes())) if (place / "other").exists() else 0
+
+        jobs.wait_for_steps(job)
+        cluster.wait(lambda: of_other() >= 3, "the other", job)
+        preempt(cluster)
+        found = jobs.wait_for_end(job)
+        images = phos(bus, place, "images")
+    assert found["Restarts"] == "1"
+    assert sorted({str(image["name"]).split("-")[1] for image in images}) == [job]
+    assert len(images) == 2, cluster.output(job)
+    jobs.require_right(job)
+    expected = undisturbed("single", STEPS + 1)
+    assert parse((place / "other").read_bytes()) == {n: expected[n] for n in range(STEPS + 1)}
 
 
 @seldom
@@ -304,3 +386,34 @@ def test_the_controller_is_down_and_the_node_drained(
         found = jobs.wait_for_end(job)
     assert found["Restarts"] == "1"
     jobs.require_right(job, 3 * STEPS)
+
+
+@pytest.mark.skipif(not EVERYTHING, reason="`make test-all` plays it")
+def test_a_time_limit(cluster: Cluster, bus: str, place: Path) -> None:
+    jobs, steps = Jobs(cluster, bus, place), 30 * STEPS
+    with phosd(bus, place):
+        job = jobs.submit(jobs.line(steps), "--time=1")
+        cluster.wait_for(job, "TIMEOUT")
+        assert "saved as" in cluster.output(job)
+        cluster.ask("scontrol", "update", f"JobId={job}", "TimeLimit=60")
+        cluster.ask("scontrol", "requeue", job)
+        jobs.wait_for_end(job)
+    jobs.require_right(job, steps)
+
+
+@pytest.mark.skipif(not EVERYTHING, reason="`make test-all` plays it")
+def test_thirty_jobs_preempted_at_random(cluster: Cluster, bus: str, place: Path) -> None:
+    """Three at a time, so that some are saved while others begin or go on."""
+    jobs, chance = Jobs(cluster, bus, place), random.Random(SEED)
+    with phosd(bus, place):
+        mine = [jobs.submit(jobs.line()) for _ in range(30)]
+        ended = ("FAILED", "COMPLETED")
+        while any(cluster.job(job)["JobState"] not in ended for job in mine):
+            time.sleep(chance.uniform(0.0, 8.0))
+            preempt(cluster)
+        for job in mine:
+            jobs.wait_for_end(job)
+            jobs.require_right(job)
+    preempted = [job for job in mine if cluster.job(job)["Restarts"] != "0"]
+    saved = [job for job in mine if "goes on as" in cluster.output(job)]
+    assert len(saved) > 5, f"{len(preempted)} were preempted, {len(saved)} of these saved"
