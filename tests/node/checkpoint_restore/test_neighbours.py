@@ -104,7 +104,7 @@ def test_a_neighbour_takes_all_memory(
             def take(progress: Progress) -> None:
                 if len(progress.phases) == number and not came:  # noqa: B023
                     came.append(progress.phases[-1].name)  # noqa: B023
-                    neighbours.enter_context(taken())
+                    neighbours.enter_context(taken(0))
 
             progress = Progress(observer=take)
             image = checkpoint(node, target.pid, CheckpointOptions(mode=mode), progress).id

@@ -1,7 +1,8 @@
 """Programs that are moved, suspended and resumed at random instants, while they and others compute.
 
 ``python -m tests.node.moves.random_moves --devices 4 --seed 1 --steps 20 PROGRAM...`` does it on so
-many software GPUs, and says in the end what went wrong, if anything did. ``PROGRAM@2`` sees GPU 2 only.
+many software GPUs, and says in the end what went wrong, if anything did. ``PROGRAM@2`` sees only
+GPU 2.
 """
 
 import argparse
