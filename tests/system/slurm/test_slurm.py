@@ -18,7 +18,7 @@ import pytest
 from phosd.engine.system import cgroups, procfs
 from phosd.engine.system.slurm_steps import step_of
 from tests.support import slurm
-from tests.support.harness import parse, undisturbed
+from tests.support.harness import SELDOM, parse, undisturbed
 from tests.support.rotation import EVERYTHING, SEED, part, plays
 from tests.support.service import bus
 from tests.support.slurm import PHOS, Cluster
@@ -390,15 +390,20 @@ def test_the_controller_is_down_and_the_node_drained(
 
 @pytest.mark.skipif(not EVERYTHING, reason="`make test-all` plays it")
 def test_a_time_limit(cluster: Cluster, bus: str, place: Path) -> None:
-    jobs, steps = Jobs(cluster, bus, place), 30 * STEPS
+    """Slurm looks at it every half minute, so the program has no end."""
+    jobs = Jobs(cluster, bus, place)
+    jobs.variables |= SELDOM
     with phosd(bus, place):
-        job = jobs.submit(jobs.line(steps), "--time=1")
+        job = jobs.submit(jobs.line(0), "--time=1")
         cluster.wait_for(job, "TIMEOUT")
         assert "saved as" in cluster.output(job)
-        cluster.ask("scontrol", "update", f"JobId={job}", "TimeLimit=60")
         cluster.ask("scontrol", "requeue", job)
-        jobs.wait_for_end(job)
-    jobs.require_right(job, steps)
+        jobs.wait_for_steps(job)
+        cluster.ask("scancel", job)
+        cluster.wait_for(job, "CANCELLED")
+    values = jobs.values(job)
+    expected = undisturbed("single", max(values) + 1)
+    assert values == {step: expected[step] for step in values}
 
 
 @pytest.mark.skipif(not EVERYTHING, reason="`make test-all` plays it")
