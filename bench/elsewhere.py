@@ -1,6 +1,7 @@
 """Measure how a program gets to a machine with other GPUs: as a file, and with a restore there.
 
-    python -m bench.elsewhere [--against N] [--memory-tier SIZE] [--state DIR] -- PROGRAM [ARGUMENTS]
+    python -m bench.elsewhere [--against N] [--memory-tier SIZE] [--state DIR]
+        -- PROGRAM [ARGUMENTS]
 
 PROGRAM is one of ``bench/programs``, deterministic. It runs where all GPUs but the first are
 hidden. It is saved and killed, and its image exported to a file. That is imported, by phosds with

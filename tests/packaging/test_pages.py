@@ -158,6 +158,8 @@ def check_python(words: list[str]) -> None:
     else:
         return
     text = script.read_text()
+    if "add_options(parser)" in text:  # those of every bench of everything together
+        text += (ROOT / "bench/stage.py").read_text()
     for flag in given(words[2:]):
         assert flag == "-m" or f'"{flag}"' in text, words
 
