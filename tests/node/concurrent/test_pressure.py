@@ -29,13 +29,13 @@ CHUNK = 2 << 20
 T = TypeVar("T")
 
 
-def fill(start_plainly: Starter, leave: int) -> Target:
-    """Somebody else takes all device memory but ``leave`` bytes of each GPU."""
+def fill(start_plainly: Starter, leave: int, gpus: str = "0,1") -> Target:
+    """Somebody else takes all device memory but ``leave`` bytes of each of these GPUs."""
     filler = start_plainly(
         "filler",
         hooked=False,
         arguments=("0", str(leave)),
-        extra={"PYTHONPATH": str(harness.PROGRAMS)},
+        extra={"PYTHONPATH": str(harness.PROGRAMS), "CUDA_VISIBLE_DEVICES": gpus},
     )
     wait_until(lambda: b"took" in filler.log.read_bytes(), "the memory to be taken")
     return filler
@@ -102,7 +102,7 @@ def test_freed_memory_is_there_again(
         if known:
             watched(node, target, options)
         with whole(node, target):
-            filler = fill(start_plainly, 0)
+            filler = fill(start_plainly, 0, "0")
         for _ in range(2):
             target.more_steps(20)
             manifest = patiently(lambda: watched(node, target, options)[0])

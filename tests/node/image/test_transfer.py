@@ -597,7 +597,7 @@ def test_what_is_not_refused_can_be_shown(
     head, _ = parts(hostile[0])
     whole = msgspec.json.decode(head.manifest)
     accepted = 0
-    for seed in rotation.seeds("hostile manifests", 300, 5000):
+    for seed in rotation.seeds("hostile manifests", 1500, 5000):
         source = random.Random(seed)
         manifest = copy.deepcopy(whole)
         for _ in range(source.randrange(1, 3)):
@@ -619,4 +619,4 @@ def test_what_is_not_refused_can_be_shown(
         assert len("".join((*views.root_command(image), *views.output(image)))) < 40_000, seed
         with contextlib.suppress(NotAuthorized):
             require_may_own(image, NOBODY)
-    assert accepted
+    assert accepted  # one of a hundred is
