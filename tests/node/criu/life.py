@@ -35,7 +35,7 @@ import time
 value = 0
 while True:
     value += 1
-    print(value, flush=True)
+    print(f"{value}\\n", end="", flush=True)  # by one write(2): it may be killed after each
     time.sleep(0.005)
 """
 
