@@ -11,7 +11,9 @@ from tests.support.harness import Target
 from tests.support.rotation import plays
 from tests.system.faults.daemon_under_fault import DIED, Plant, partial
 
-HOOK = tuple(p for p in Point if p.startswith("hook-"))
+UNSEEN_GPU = (Point.HOOK_MAKE,)
+"""Met on GPUs that a program did not see at first (tests/node/moves/test_unseen_gpus.py)."""
+HOOK = tuple(p for p in Point if p.startswith("hook-") and p not in UNSEEN_GPU)
 LARGE_MEMORY = (Point.RESTORE_PAGES,)
 """Met by programs with more memory than those here (tests/node/criu/test_spared_pages.py)."""
 RESTORE = tuple(
@@ -36,7 +38,7 @@ RUNTIME = tuple(p for p in Point if p.startswith("runtime-"))
 """Met by checkpoints of containers' runtimes (tests/system/containers)."""
 SAFE_POINT = (Point.SAFE_POINT,)
 """Met by programs that have safe points."""
-_SPECIAL = (*GROUP_STOP, *STANDING, *RUNTIME, *SAFE_POINT, *LARGE_MEMORY)
+_SPECIAL = (*GROUP_STOP, *STANDING, *RUNTIME, *SAFE_POINT, *LARGE_MEMORY, *UNSEEN_GPU)
 _OF_IMAGES = (*WRITE_BACK, *REHEARSE, *DELETE, *TRANSFER)
 OTHERS = (*_OF_IMAGES, *HOOK, *RESTORE, *MIGRATE, *SUSPEND, *RESUME, *_SPECIAL)
 CHECKPOINT = tuple(p for p in Point if p not in OTHERS)

@@ -20,13 +20,14 @@ from tests.system.faults.case import (
     STANDING,
     SUSPEND,
     TRANSFER,
+    UNSEEN_GPU,
     WRITE_BACK,
 )
 
 
 def test_every_point_is_met_by_one_kind_of_job() -> None:
     moving = (*MIGRATE, *SUSPEND, *RESUME, *GROUP_STOP, *STANDING, *RUNTIME)
-    special = (*SAFE_POINT, *LARGE_MEMORY)
+    special = (*SAFE_POINT, *LARGE_MEMORY, *UNSEEN_GPU)
     images = (*DELETE, *WRITE_BACK, *TRANSFER, *REHEARSE)
     met = Counter([*CHECKPOINT, *RESTORE, *moving, *special, *images, *HOOK])
     assert met == Counter(Point)
