@@ -118,12 +118,8 @@ class DeviceMemory:
     def held(self, pid: int) -> list[HeldBlock]:
         """Return the blocks of one process as it is to get them back, ordered by id."""
         return [
-            HeldBlock(
-                exported.block.id,
-                exported.block.size,
-                Allocation(self.adopted.mover(exported.gpu), exported.key, exported.descriptor),
-            )
-            for exported in self.of(pid)
+            HeldBlock(each.block.id, each.block.size, each.gpu, each.key, each.descriptor)
+            for each in self.of(pid)
         ]
 
     def shared(self) -> list[ExportedBlock]:

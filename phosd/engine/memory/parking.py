@@ -132,17 +132,17 @@ def _give_back(link: HookLink, memory: DeviceMemory, away: set[int]) -> None:
 def _hand_back(link: HookLink, memory: DeviceMemory) -> None:
     process = procfs.process_id(link.pid)
     blocks = memory.held(link.pid)
-    ids = {block.allocation.key: block.id for block in blocks}
+    ids = {block.key: block.id for block in blocks}
 
     def replace(allocations: Mapping[int, Allocation]) -> None:
         """Guard what takes the place of guarded memory."""
-        for key, new in allocations.items():
-            if process is not None:
-                new.mover.guard([(process, ids[key], new.key)])
-            ids[new.key] = ids[key]
+        ids.update({new.key: ids[key] for key, new in allocations.items()})
+        (mover,) = {new.mover for new in allocations.values()}
+        if process is not None:
+            mover.guard([(process, ids[new.key], new.key) for new in allocations.values()])
         memory.replace(allocations)
 
-    hand_back(link, blocks, replace)
+    hand_back(link, blocks, memory.adopted.mover, replace)
 
 
 def own_again(links: Sequence[HookLink], progress: Progress, deadline: float) -> None:

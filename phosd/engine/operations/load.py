@@ -43,6 +43,12 @@ class _Piece:
     size: int
     allocation: Allocation
 
+    @property
+    def held(self) -> HeldBlock:
+        """The block as its process is to get it back."""
+        memory = self.allocation
+        return HeldBlock(self.id, self.size, memory.gpu, memory.key, memory.descriptor)
+
 
 class LoadedMemory:
     """Device memory with the blocks of all processes of an image.
@@ -68,8 +74,8 @@ class LoadedMemory:
         """Have a process map its blocks. Raises as :func:`hand_back` does."""
         ours = [piece for piece in self._pieces if piece.process.pid == link.pid]
         if ours or link.hello().state is HookState.PARKED:  # perhaps without any block
-            held = [HeldBlock(piece.id, piece.size, piece.allocation) for piece in ours]
-            hand_back(link, held, self._replace)
+            movers = {piece.allocation.gpu: piece.allocation.mover for piece in ours}
+            hand_back(link, [piece.held for piece in ours], movers.__getitem__, self._replace)
 
     def guard(self) -> None:
         """Have the movers guard the memory, so that it outlives this process (:meth:`Mover.guard`).
@@ -77,13 +83,17 @@ class LoadedMemory:
         The processes of the image must exist.
         """
         self._guarded = True
-        for mover, pieces in self._by_mover().items():
+        self._guard(self._pieces)
+
+    @staticmethod
+    def _guard(guarded: Iterable[_Piece]) -> None:
+        for mover, pieces in _by_mover(guarded).items():
             mover.guard((piece.process, piece.id, piece.allocation.key) for piece in pieces)
 
     def unguard(self) -> None:
         """Have the movers stop guarding the memory, which the processes have mapped."""
         with Undo() as each:
-            for mover, pieces in self._by_mover().items():
+            for mover, pieces in _by_mover(self._pieces).items():
                 processes = {piece.process for piece in pieces}
                 each.add(if_alive, mover, partial(mover.unguard, processes))
 
@@ -119,16 +129,18 @@ class LoadedMemory:
             for each in self._pieces
         ]
         if self._guarded:
-            self.guard()
+            keys = {new.key for new in allocations.values()}
+            self._guard(piece for piece in self._pieces if piece.allocation.key in keys)
         for key, new in allocations.items():
             self._kept.add(key)
             let_go(new.mover, [key])
 
-    def _by_mover(self) -> dict[Mover, list[_Piece]]:
-        found: dict[Mover, list[_Piece]] = {}
-        for piece in self._pieces:
-            found.setdefault(piece.allocation.mover, []).append(piece)
-        return found
+
+def _by_mover(pieces: Iterable[_Piece]) -> dict[Mover, list[_Piece]]:
+    found: dict[Mover, list[_Piece]] = {}
+    for piece in pieces:
+        found.setdefault(piece.allocation.mover, []).append(piece)
+    return found
 
 
 def device_bytes(manifest: Manifest, moves: Mapping[int, int] = _STAY) -> dict[int, int]:

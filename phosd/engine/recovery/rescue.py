@@ -25,7 +25,7 @@ from phosd.engine.hook_client.link import (
     reach,
 )
 from phosd.engine.job.journal import JobRecord, read_records
-from phosd.engine.memory.exported import Allocation, new_key
+from phosd.engine.memory.exported import new_key
 from phosd.engine.memory.handing_back import HeldBlock, hand_back
 from phosd.engine.mover.client.mover import SOFTWARE_RING_BYTES, Mover
 from phosd.engine.mover.client.rescue_client import RescueClient, rescue_clients
@@ -476,10 +476,10 @@ def _hand_back_copies(
             if (at := max(gpu, 0)) not in running:
                 key = DigestKey(os.urandom(32))
                 running[at] = movers.enter_context(Mover.start(at, SOFTWARE_RING_BYTES, key))
-            allocation = Allocation(running[at], new_key(), kept[block.id])
-            running[at].adopt([(allocation.key, block.size, allocation.descriptor)])
-            held.append(HeldBlock(block.id, block.size, allocation))
-        hand_back(link, held, None)
+            memory = HeldBlock(block.id, block.size, at, new_key(), kept[block.id])
+            running[at].adopt([(memory.key, memory.size, memory.descriptor)])
+            held.append(memory)
+        hand_back(link, held, running.__getitem__, None)
 
 
 def _kept(memory: GuardedBlocks, gpu: int, block: int) -> int | None:
