@@ -169,11 +169,13 @@ build/.container-packages: packaging/system_packages.sh packaging/install_crun.p
 	@$(STEP) "crun" $(LOGS)/crun.log $(PYTHON) packaging/install_crun.py build/crun
 	@touch $@
 
-# Its plugin is built where its headers are: what was configured without is configured again.
+# Its plugin is built where its headers are: what was configured without is configured again. Beside
+# the system's, the tests take Debian 13's, which is unpacked.
 setup-slurm: build/.slurm-packages
 
-build/.slurm-packages: packaging/system_packages.sh
+build/.slurm-packages: packaging/system_packages.sh packaging/install_slurm.py
 	@packaging/system_packages.sh slurm
+	@$(STEP) "Slurm 24.11" $(LOGS)/slurm.log $(PYTHON) packaging/install_slurm.py build/slurm
 	@rm -f build/native/CMakeCache.txt build/native/build.ninja
 	@touch $@
 

@@ -9,7 +9,7 @@ from datetime import datetime
 from functools import partial
 from pathlib import Path
 
-from phosd.cli.scontrol import SlurmError, job_fields, scontrol
+from phosd.cli.scontrol import SlurmError, is_preempted, job_fields, scontrol
 
 DEFAULT = 90.0
 """Seconds if nobody tells: systemd's own default."""
@@ -70,7 +70,7 @@ def _until_preempted_job_ends(job: str) -> float:
     begins; 0 if it is not.
     """
     fields = job_fields(job, seconds=_SLURM_SECONDS)
-    if fields.get("PreemptTime", "None") == "None":  # also where no job is ever preempted
+    if not is_preempted(fields):
         return 0.0
     try:
         end = datetime.fromisoformat(fields["EndTime"])

@@ -11,6 +11,7 @@ import hashlib
 import itertools
 import json
 import os
+import signal
 import stat
 import sys
 import time
@@ -22,7 +23,14 @@ from typing import TYPE_CHECKING, NoReturn
 
 from phosd.cli.program import runs_folder
 from phosd.cli.relay import SAVED
-from phosd.cli.scontrol import SlurmError, job_fields, scontrol
+from phosd.cli.scontrol import (
+    SlurmError,
+    end_script,
+    is_preempted,
+    job_fields,
+    release,
+    scontrol,
+)
 from phosd.client.errors import CommandError
 from phosd.engine.system.slurm_steps import step_of
 
@@ -38,6 +46,9 @@ _AGAIN_SECONDS = 5.0
 _MOMENT = 0.2
 _RUNS = ("RUNNING", "SUSPENDED", "STOPPED", "RESIZING", "CONFIGURING")
 """The states of a job that has not been ended."""
+_PREEMPTED_IF_ENDED = (24, 5)
+"""From this release on Slurm requeues a job that ends in the grace of its preemption, and one that
+was requeued in it a second time, whenever it ends next."""
 _KEPT_DAYS = 90
 
 
@@ -229,20 +240,29 @@ def _requeue(step: SavingStep, name: str, note: Callable[[str], None]) -> None:
 
     Waits for a controller that is down: the job would otherwise be over when that is back.
     """
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it comes when the job is requeued
     node = step.node_of(name)
     where = f", on node {node}, which has the image" if node else ""
     by_hand = f"`scontrol requeue {step.job}` goes on with what was saved"
-    told = ""
+    told, ended = "", False
     while True:
         try:
-            state = job_fields(step.job, seconds=_SECONDS).get("JobState", "unknown")
+            fields = job_fields(step.job, seconds=_SECONDS)
+            state = fields.get("JobState", "unknown")
             if state == "SIGNALING":  # whatever it is besides is told when the signal is sent
+                time.sleep(_MOMENT)
+                continue
+            if state in _RUNS and is_preempted(fields) and _requeues_preempted():
+                if not ended:
+                    note(f"phos: job {step.job} is preempted; Slurm requeues it{where}")
+                    end_script(step.job, seconds=_SECONDS)
+                    ended = True
                 time.sleep(_MOMENT)
                 continue
             if state in _RUNS:
                 scontrol("requeue", step.job, seconds=_SECONDS)
                 note(f"phos: job {step.job} is requeued{where}")
-            else:
+            elif not (ended and state == "PENDING"):
                 note(f"phos: job {step.job} is {state}; if Slurm does not requeue it, {by_hand}")
             if node:
                 there = [f"JobId={step.job}", f"ReqNodeList={node}"]
@@ -257,6 +277,11 @@ def _requeue(step: SavingStep, name: str, note: Callable[[str], None]) -> None:
             time.sleep(_AGAIN_SECONDS)
         else:
             return
+
+
+def _requeues_preempted() -> bool:
+    """Return whether Slurm requeues a preempted job when its script ends."""
+    return release(seconds=_SECONDS) >= _PREEMPTED_IF_ENDED
 
 
 def _controller_answers() -> bool:

@@ -19,6 +19,7 @@ from phosd.engine.system.native import slurm_plugin
 from phosd.errors import Internal
 from tests.support.harness import T, wait_until
 
+REPOSITORY = Path(__file__).parents[2]
 PATIENCE = 100.0
 _CGROUPS = Path("/sys/fs/cgroup")
 _CONF = """\
@@ -30,7 +31,6 @@ SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
 AuthInfo=socket={folder}/munge/socket,cred_expire=5
-CredType=cred/munge
 StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/spool
 SlurmdParameters=config_overrides
@@ -39,11 +39,8 @@ SlurmdPidFile={folder}/slurmd.pid
 SlurmctldLogFile={folder}/slurmctld.log
 SlurmdLogFile={folder}/slurmd.log
 ProctrackType=proctrack/{proctrack}
-TaskPlugin=task/none
-JobAcctGatherType=jobacct_gather/none
 JobCompType=jobcomp/filetxt
 JobCompLoc={folder}/jobcomp
-AccountingStorageType=accounting_storage/none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 GresTypes=gpu
@@ -85,12 +82,40 @@ def missing() -> str:
     return ""
 
 
+@dataclass(frozen=True)
+class Release:
+    """A Slurm: where its daemons and commands are, and phosd's plugin for it."""
+
+    plugin: Path
+    programs: Path | None = None
+    """Of one that is not the system's, with its own plugins beside."""
+
+    @property
+    def path(self) -> str:
+        """The ``PATH`` that has its programs."""
+        folders = [str(self.programs)] if self.programs else []
+        return os.pathsep.join([*folders, os.environ["PATH"]])
+
+    @property
+    def settings(self) -> str:
+        """What it needs in ``slurm.conf``."""
+        return f"PluginDir={self.programs.parent / 'plugins'}\n" if self.programs else ""
+
+
+def unpacked() -> Release | None:
+    """The one that `make setup-slurm` has unpacked, if it has."""
+    programs = REPOSITORY / "build/slurm/bin"
+    plugin = REPOSITORY / "phosd/native/tests/phos_slurm.so"
+    return Release(plugin, programs) if programs.exists() and plugin.exists() else None
+
+
 @dataclass
 class Cluster:
     """The running cluster; ``node`` is its only one."""
 
     folder: Path
     node: str
+    release: Release
     kill_wait: int = 60
     grace: int = 60
     proctrack: str = "cgroup"
@@ -103,7 +128,8 @@ class Cluster:
 
     @property
     def environment(self) -> dict[str, str]:
-        return os.environ | {"SLURM_CONF": str(self.folder / "slurm.conf")}
+        conf = str(self.folder / "slurm.conf")
+        return os.environ | {"SLURM_CONF": conf, "PATH": self.release.path}
 
     def ask(self, *words: str, **variables: str) -> str:
         """Run a command of Slurm's, which must succeed, and return what it prints."""
@@ -187,6 +213,12 @@ class Cluster:
     def start_controller(self) -> None:
         self.start("slurmctld", "-D", "-f", str(self.folder / "slurm.conf"))
 
+    def start_node(self) -> None:
+        words = ["-D", "-N", self.node, "-f", str(self.folder / "slurm.conf")]
+        if (programs := self.release.programs) is not None:
+            words += ["-d", str(programs / "slurmstepd")]
+        self.start("slurmd", *words)
+
     def stop(self, name: str) -> None:
         """End one of the daemons."""
         daemon = self._daemons.pop(name)
@@ -210,14 +242,26 @@ class Cluster:
 
 @contextmanager
 def cluster(
-    place: Path, *, kill_wait: int = 60, grace: int = 60, proctrack: str = "cgroup"
+    place: Path,
+    release: Release | None = None,
+    *,
+    kill_wait: int = 60,
+    grace: int = 60,
+    proctrack: str = "cgroup",
 ) -> Iterator[Cluster]:
     """Run a cluster until the end of the block."""
     folder = place / "slurm"
     for part in ("munge", "state", "spool"):
         (folder / part).mkdir(mode=0o755, parents=True)
     # Its cgroups have this name, beside those of other clusters on this machine.
-    found = Cluster(folder, f"phos{secrets.token_hex(3)}", kill_wait, grace, proctrack)
+    found = Cluster(
+        folder,
+        f"phos{secrets.token_hex(3)}",
+        release or Release(slurm_plugin()),
+        kill_wait,
+        grace,
+        proctrack,
+    )
     _configure(found)
     munge = folder / "munge"
     with ExitStack() as stack:
@@ -230,7 +274,7 @@ def cluster(
         found.start("munged", "--foreground", "--force", f"--log-file={munge / 'log'}", *given)
         wait_until(lambda: (munge / "socket").exists(), "munged")
         found.start_controller()
-        found.start("slurmd", "-D", "-N", found.node, "-f", str(folder / "slurm.conf"))
+        found.start_node()
         found.wait(found.idle, "the node to be idle")
         yield found
 
@@ -267,11 +311,12 @@ def _configure(found: Cluster) -> None:
             proctrack=found.proctrack,
             gpus=found.gpus,
         )
+        + found.release.settings
     )
     (folder / "cgroup.conf").write_text(_CGROUP_CONF)
     devices = "".join(f"Name=gpu File={device}\n" for device in _DEVICES)
     (folder / "gres.conf").write_text(devices)
-    (folder / "plugstack.conf").write_text(f"required {slurm_plugin()}\n")
+    (folder / "plugstack.conf").write_text(f"required {found.release.plugin}\n")
 
 
 def _free_ports(count: int) -> Sequence[int]:
