@@ -2,10 +2,13 @@
 
 ::
 
-    <folder>/phos-<id>/                 made before CRIU writes: until the manifest is there,
-                                        CRIU's files are refused
-    <folder>/phos-<id>/manifest.json    sealed with the store's key, as in a store; written last
-    <folder>/phos-<id>/<n>.pack         chunks (packs.py)
+    <folder>/phos-<id>            empty, made before CRIU writes: until the manifest is there,
+                                  CRIU's files are refused
+    <folder>/phos-<id>.json       the manifest, sealed with the store's key; written last
+    <folder>/phos-<id>.<n>.pack   chunks (packs.py)
+
+They have no folder of their own: containerd's CRI takes each entry of a checkpoint for a file. What
+it writes anew others may read (mode 0644), in a folder that is closed to them.
 
 The key is not there: the runtime's user may give the folder away. An image that this store has not
 sealed is refused. There is one image at most: a runtime that saves into a folder again (podman)
@@ -13,7 +16,7 @@ overwrites CRIU's files, and with others it would be restored with the memory of
 """
 
 import os
-import shutil
+import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
@@ -25,10 +28,11 @@ from phosd.engine.image.reader import Image, packs_of, read_manifest
 from phosd.engine.image.store import Store
 from phosd.engine.image.tier import MANIFEST
 from phosd.engine.image.usage import pack_ends
-from phosd.engine.image.validate import valid_id
+from phosd.engine.image.validate import ID
 from phosd.errors import ImageCorrupt, NoSuchImage, OutOfSpace
 
 _PREFIX = "phos-"
+_OURS = re.compile(rf"{_PREFIX}({ID.pattern})(\.json|\.\d+\.pack)?")
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _PIECE = 64 << 20
@@ -41,10 +45,10 @@ def begin(folder: int, image_id: str, size: int) -> None:
     :class:`~phosd.errors.OutOfSpace`.
     """
     name = f"{_PREFIX}{image_id}"
-    with private_files.space_errors(name):
-        for old in _names(folder):
-            shutil.rmtree(old, dir_fd=folder)
-        os.mkdir(name, mode=0o700, dir_fd=folder)
+    with private_files.space_errors(name), ExitStack() as files:
+        for old in _files(folder):
+            os.unlink(old, dir_fd=folder)
+        _opened(files, name, _NEW, folder)
     status = os.fstatvfs(folder)
     if (free := status.f_bavail * status.f_frsize) < size:
         raise OutOfSpace(
@@ -60,45 +64,44 @@ def save(image: Image, folder: int, copied: Callable[[int], None]) -> None:
     :class:`~phosd.errors.OutOfSpace`.
     """
     ends = pack_ends([image.manifest])
-    name = f"{_PREFIX}{image.manifest.id}"
-    with private_files.space_errors(name), ExitStack() as files, ExitStack() as failed:
-        inner = _opened(files, name, _FOLDER, folder)
-        failed.callback(_empty, inner)
+    image_id = image.manifest.id
+    with private_files.space_errors(image_id), ExitStack() as files, ExitStack() as failed:
+
+        def new(name: str) -> int:
+            made = _opened(files, name, _NEW, folder)
+            failed.callback(os.unlink, name, dir_fd=folder)
+            return made
+
         for number, source in image.packs.items():
-            pack = _opened(files, _pack(number), _NEW, inner)
+            pack = new(_pack(image_id, number))
             _copy(source, pack, ends[number], copied)
             os.fsync(pack)
         source = _opened(files, MANIFEST, os.O_RDONLY | os.O_NOFOLLOW, image.folder)
-        manifest = _opened(files, MANIFEST, _NEW, inner)
+        manifest = new(_manifest(image_id))
         _copy(source, manifest, os.fstat(source).st_size, copied)
-        for each in (manifest, inner, folder):
+        for each in (manifest, folder):
             os.fsync(each)
         failed.pop_all()
-
-
-def _empty(folder: int) -> None:
-    for name in os.listdir(folder):
-        os.unlink(name, dir_fd=folder)
 
 
 def saved_in(folder: int) -> str:
     """Return the id of the image in an open folder; empty if there is none. Raises
     :class:`ImageCorrupt` if there are several.
     """
-    names = _names(folder)
-    if len(names) > 1:
+    ids = sorted({found[1] for name in _files(folder) if (found := _OURS.fullmatch(name))})
+    if len(ids) > 1:
+        names = ", ".join(f"{_PREFIX}{each}" for each in ids)
         raise ImageCorrupt(
-            f"the runtime's folder has device memory of several times ({', '.join(names)})",
+            f"the runtime's folder has device memory of several times ({names})",
             hint="leave the one that was saved with CRIU's files there",
         )
-    return names[0].removeprefix(_PREFIX) if names else ""
+    return ids[0] if ids else ""
 
 
-def _names(folder: int) -> list[str]:
+def _files(folder: int) -> list[str]:
     with ExitStack() as files:  # the offset of the descriptor is another program's, too
         names = os.listdir(_opened(files, ".", _FOLDER, folder))
-    found = (name for name in names if name.startswith(_PREFIX))
-    return sorted(name for name in found if valid_id(name.removeprefix(_PREFIX)))
+    return [name for name in names if _OURS.fullmatch(name)]
 
 
 @contextmanager
@@ -106,10 +109,11 @@ def opened(folder: int, image_id: str, store: Store) -> Iterator[Image]:
     """Open the image in an open folder. Raises :class:`~phosd.errors.ImageCorrupt`, also if it was
     not sealed by this store.
     """
-    with Image() as image, ExitStack() as files:
-        inner = _opened(files, f"{_PREFIX}{image_id}", _FOLDER, folder)
+    with Image() as image:
         try:
-            image.manifest = read_manifest(inner, image_id, store.key)
+            image.manifest = read_manifest(
+                folder, image_id, store.key, _manifest(image_id), lent=True
+            )
         except NoSuchImage as error:
             raise ImageCorrupt(
                 f"the device memory was not written to the end ({_PREFIX}{image_id}): the runtime's"
@@ -117,9 +121,16 @@ def opened(folder: int, image_id: str, store: Store) -> Iterator[Image]:
                 hint="restore another one",
             ) from error
         for number in sorted(packs_of(image.manifest)):
-            image.packs[number] = private_files.open_private(
-                _pack(number), os.O_RDONLY, dir_fd=inner
-            )
+            name = _pack(image_id, number)
+            try:
+                image.packs[number] = private_files.open_private(
+                    name, os.O_RDONLY, dir_fd=folder, lent=True
+                )
+            except OSError as error:
+                raise ImageCorrupt(
+                    f"{name} of the device memory cannot be opened ({error.strerror})",
+                    hint="the runtime's checkpoint is not whole: restore another copy of it",
+                ) from error
         yield image
 
 
@@ -146,8 +157,12 @@ def _moved(block: Block, numbers: dict[int, int]) -> Block:
     return msgspec.structs.replace(block, chunks=tuple(chunks))
 
 
-def _pack(number: int) -> str:
-    return f"{number}.pack"
+def _manifest(image_id: str) -> str:
+    return f"{_PREFIX}{image_id}.json"
+
+
+def _pack(image_id: str, number: int) -> str:
+    return f"{_PREFIX}{image_id}.{number}.pack"
 
 
 def _opened(files: ExitStack, name: str, flags: int, folder: int) -> int:

@@ -53,9 +53,13 @@ def open_below(folder: int, relative: str, *, lent: bool = False) -> int:
         os.close(at)
 
 
-def read_private(path: "Path | str", limit: int, *, dir_fd: int | None = None) -> bytes:
-    """Read a whole private file. Raises :class:`ImageCorrupt` if it exceeds ``limit`` bytes."""
-    with os.fdopen(open_private(path, os.O_RDONLY, dir_fd=dir_fd), "rb") as file:
+def read_private(
+    path: "Path | str", limit: int, *, dir_fd: int | None = None, lent: bool = False
+) -> bytes:
+    """Read a whole private file. Raises what :func:`open_private` does, and :class:`ImageCorrupt`
+    if it exceeds ``limit`` bytes.
+    """
+    with os.fdopen(open_private(path, os.O_RDONLY, dir_fd=dir_fd, lent=lent), "rb") as file:
         data = file.read(limit + 1)
     if len(data) > limit:
         raise ImageCorrupt(

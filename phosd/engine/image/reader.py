@@ -69,14 +69,17 @@ def packs_of(manifest: Manifest) -> set[int]:
     return {chunk.pack for block in manifest.blocks for chunk in block.chunks}
 
 
-def read_manifest(folder: int, image_id: str, key: DigestKey) -> Manifest:
-    """Read the manifest of the image with this open ``folder``.
+def read_manifest(
+    folder: int, image_id: str, key: DigestKey, name: str = MANIFEST, *, lent: bool = False
+) -> Manifest:
+    """Read the manifest of the image with this open ``folder``: the file ``name``, which others may
+    read if it is ``lent``.
 
     Raises :class:`NoSuchImage`, and :class:`ImageCorrupt` unless a writer with this ``key`` wrote
     it.
     """
     try:
-        text = private_files.read_private(MANIFEST, MAX_MANIFEST, dir_fd=folder)
+        text = private_files.read_private(name, MAX_MANIFEST, dir_fd=folder, lent=lent)
     except FileNotFoundError:
         raise no_such_image(image_id) from None
     body = unsealed(key.packed, text)

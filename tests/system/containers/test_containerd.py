@@ -40,5 +40,5 @@ def test_saved_while_it_is_frozen_then_ended_and_restored(
         target.more_steps(2)
         right(target, undisturbed)
         restored.do("tasks", "checkpoint", f"--image-path={place / 'last'}", "--exit", "restored")
-        assert [*place.glob("last/phos-*/manifest.json")]
+        assert [*place.glob("last/phos-*.json")]
         restored.do("tasks", "rm", "restored")

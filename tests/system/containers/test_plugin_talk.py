@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import signal
 import socket
 from pathlib import Path
@@ -97,12 +96,11 @@ def test_what_runs_on_is_written_when_it_runs_again(
                 assert ask(connection, f"snapshot {target.pid}", place / "image") == "paused"
                 position = target.position()
                 assert ask(connection, "save") == "noted"
-                (folder,) = (place / "image").glob("phos-*")
-                assert not [*folder.iterdir()]
+                (begun,) = (place / "image").glob("phos-*")
                 assert target.position() == position
                 assert ask(connection, "end") == "ended"
                 assert ask(connection, "await") == "saved"
-                assert (folder / "manifest.json").exists()
+                assert begun.with_suffix(".json").exists()
             assert job_phases(bus, place) == ["drain", "publish", "write"]
             computes_right(target, undisturbed)
     finally:
@@ -116,21 +114,21 @@ def test_a_folder_that_is_used_again_has_the_last_memory(
     target = start("single", place, runtime=place / "run")
     try:
         with phosd(bus, place):
-            found: list[set[Path]] = []
+            found: list[Path] = []
             for _ in range(2):
                 target.more_steps(2)
                 with connected(place) as connection:
                     assert ask(connection, f"pause {target.pid}", place / "image") == "paused"
                     assert ask(connection, "save") == "saved"
-                found.append({*(place / "image").glob("phos-*")})
-            assert len(found[1]) == 1 and found[0] != found[1]
+                (manifest,) = (place / "image").glob("phos-*.json")
+                found.append(manifest)
+            assert found[0] != found[1]
             computes_right(target, undisturbed)
-            saved = found[1].pop()
-            of_another_version(saved / "manifest.json", place / "state/secret")
+            of_another_version(found[1], place / "state/secret")
             with connected(place) as connection:
                 told = ask(connection, f"restored {target.pid}", place / "image")
                 assert "was made by phosd 9.9 in format 99; this is phosd" in told
-            shutil.copytree(saved, place / "image/phos-20200101T000000-0000")
+            (place / "image/phos-20200101T000000-0000.json").touch()
             with connected(place) as connection:
                 told = ask(connection, f"restored {target.pid}", place / "image")
                 assert "device memory of several times" in told

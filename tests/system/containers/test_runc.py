@@ -169,12 +169,10 @@ def test_what_cannot_be_written_fails_when_the_program_runs_on(
         done = runc.checkpoint(place / "image", "--leave-running")
         assert done.returncode != 0
         assert "fault point" in (place / "dump.log").read_text(), done.stdout
-        (found,) = (place / "image").glob("phos-*")
-        assert not [*found.iterdir()]
+        (begun,) = (place / "image").glob("phos-*")
         target.more_steps(2)
         succeeded(runc.checkpoint(place / "image", "--leave-running"), place)
-        (found,) = (place / "image").glob("phos-*")
-        assert (found / "manifest.json").exists()
+        assert [*(place / "image").glob("phos-*.json")] and not begun.exists()
         target.more_steps(2)
         right(target, undisturbed)
 
@@ -248,25 +246,27 @@ def test_a_restore_without_its_memory_fails(
         assert "phosd's to load" in (place / "restore.log").read_text()
         runc.delete()
         with phosd(bus, place):
-            (manifest,) = (place / "image").glob("phos-*/manifest.json")
-            whole = manifest.read_bytes()
-            manifest.write_bytes(whole.replace(b'"suspend"', b'"suspenD"'))
-            saved, away = manifest.parent, place / "away"
-            away.mkdir()
+            saved = {path: path.read_bytes() for path in (place / "image").glob("phos-*")}
+            manifest = next(path for path in saved if path.suffix == ".json")
+            pack = next(path for path in saved if path.suffix == ".pack")
+            manifest.write_bytes(saved[manifest].replace(b'"suspend"', b'"suspenD"'))
             for error, missing in (
-                ("seal is broken", manifest),
-                ("was not written to the end", saved),
-                ("lacks what phosd has saved", None),
+                ("seal is broken", [manifest]),
+                ("was not written to the end", [*saved]),
+                ("lacks what phosd has saved", []),
+                (f"{pack.name} of the device memory cannot be opened", []),
             ):
+                if pack.name in error:
+                    for path in saved.keys() - {pack}:
+                        path.write_bytes(saved[path])
                 os.truncate(target.log, position)
                 assert runc.restore(place / "image").returncode != 0
                 assert error in (place / "restore.log").read_text()
                 runc.delete()
-                if missing is not None:
-                    missing.rename(away / missing.name)
-            (away / saved.name).rename(saved)
-            (away / manifest.name).rename(manifest)
-            manifest.write_bytes(whole)
+                for path in missing:
+                    path.unlink(missing_ok=True)
+            pack.write_bytes(saved[pack])  # as all files of a copy, not closed to others
+            (away := place / "away").mkdir()
             (place / "criu.conf").write_text(f"libdir {away}\n")  # with other plugins, if any
             assert runc.restore(place / "image").returncode != 0
             assert "Missing required plugin: phos" in (place / "restore.log").read_text()
