@@ -164,9 +164,13 @@ build/.release-packages: packaging/system_packages.sh
 
 setup-containers: build/.container-packages
 
-build/.container-packages: packaging/system_packages.sh packaging/install_crun.py
+build/.container-packages: packaging/system_packages.sh packaging/install_runtimes.py \
+	packaging/requirements.py pyproject.toml | .venv/.ready
 	@packaging/system_packages.sh containers
-	@$(STEP) "crun" $(LOGS)/crun.log $(PYTHON) packaging/install_crun.py build/crun
+	@$(STEP) "newer runtimes" $(LOGS)/runtimes.log $(PYTHON) packaging/install_runtimes.py build
+	@$(PY) packaging/requirements.py test-cri >build/cri-packages.txt
+	@$(STEP) "packages for the CRI" $(LOGS)/cri.log $(PY) -m pip install --quiet \
+	    --requirement build/cri-packages.txt
 	@touch $@
 
 # Its plugin is built where its headers are: what was configured without is configured again. Beside

@@ -134,7 +134,9 @@ def bundled(cache: Path) -> Path:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     wanted = [*project["dependencies"]]
-    for name in sorted(extras.keys() - {"analysis", "demo", "dev", "remote", "test-s3"}):
+    for name in sorted(
+        extras.keys() - {"analysis", "demo", "dev", "remote", "test-cri", "test-s3"}
+    ):
         wanted += extras[name]
     pip: Command = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
     versions = run([*pip, "freeze", "--exclude-editable"], "reading the installed versions")

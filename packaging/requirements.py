@@ -7,7 +7,7 @@ import sys
 import tomllib
 from pathlib import Path
 
-ONLY_FOR_ALL = "test-s3"
+ONLY_FOR_ALL = ("test-cri", "test-s3")
 
 
 def main() -> None:
@@ -20,7 +20,7 @@ def main() -> None:
         return
     wanted = [*settings["build-system"]["requires"], *project["dependencies"]]
     for name, extra in extras.items():
-        wanted += extra if name != ONLY_FOR_ALL else []
+        wanted += extra if name not in ONLY_FOR_ALL else []
     print("\n".join(wanted))
 
 

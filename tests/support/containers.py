@@ -31,7 +31,7 @@ HOOK_FOLDER = {
 }
 """What `phos setup-container-runtime` has runtimes mount."""
 FIRST_MAPPED = 100_000
-CRUN = CHECKOUT / "build/crun/crun"
+CRUN = CHECKOUT / "build/crun/bin/crun"
 """Where `make setup-containers` puts a crun that hands its settings on to CRIU."""
 ROUNDS = 20 if EVERYTHING else 1
 """How often a container is saved while it runs on, saved and ended, and restored."""
@@ -309,12 +309,18 @@ def unmount_below(place: Path) -> None:
             subprocess.run(["umount", "--lazy", mounted], check=True)
 
 
+def bound_paths(place: Path) -> Iterator[tuple[str, str]]:
+    """The files and folders of this machine that a container sees at the same path, and whether it
+    may write there (``rw``, else ``ro``).
+    """
+    yield from ((path, "ro") for path in _READ_ONLY)
+    yield from ((str(path), "rw") for path in (shared(place), software_gpus()))
+
+
 def mounts_for_ctr(place: Path) -> Iterator[str]:
     """The mounts of a container, as ``ctr`` wants them."""
-    binds = [(path, "rbind:ro") for path in _READ_ONLY]
-    binds += [(str(path), "rbind:rw") for path in (shared(place), software_gpus())]
-    for path, how in binds:
-        yield f"type=bind,src={path},dst={path},options={how}"
+    for path, access in bound_paths(place):
+        yield f"type=bind,src={path},dst={path},options=rbind:{access}"
     options = ":".join(HOOK_FOLDER["options"])
     yield f"type=tmpfs,src=tmpfs,dst={HOOK_FOLDER['destination']},options={options}"
 

@@ -1,0 +1,85 @@
+"""A GPU program in a pod is saved and restored by containerd's CRI, as the kubelet asks for it."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from phosd.engine.system import containers as names
+from tests.node.checkpoint_restore.cycle import Undisturbed
+from tests.node.containers.conftest import place, undisturbed
+from tests.node.containers.test_podman import device
+from tests.support import containers, cri
+from tests.support.containers import Contained
+from tests.support.cri import Container
+from tests.support.harness import wait_until
+from tests.support.rotation import EVERYTHING
+from tests.support.service import bus
+from tests.system.containers.test_runc import LIBDIR, right
+from tests.system.service.test_end_to_end import phos, phosd
+
+__all__ = ["bus", "device", "place", "undisturbed"]
+
+pytestmark = pytest.mark.skipif(
+    not (cri.PREFIX / "bin/containerd").exists(),
+    reason="`make setup-containers` fetches containerd 2.1",
+)
+IS_CHECKPOINT = {"org.criu.checkpoint.container.name": "main"}
+"""The annotation by which containerd knows the image of a checkpoint."""
+
+
+def contained(container: Container, place: Path) -> Contained:
+    """The target program that runs in a container."""
+    pid = container.pid
+    log = Path(f"/proc/{pid}/root{cri.LOG}")
+    wait_until(log.exists, "the log in the container")
+    process: Any = None  # nobody here waits for it
+    return Contained("single", log, containers.shared(place) / "errors", process, first=pid)
+
+
+@pytest.mark.parametrize("number", range(containers.ROUNDS))
+@pytest.mark.parametrize(
+    "by",
+    [
+        "volumes",
+        pytest.param("device", marks=pytest.mark.skipif(not EVERYTHING, reason="`make test-all`")),
+    ],
+)
+def test_saved_and_restored_in_another_pod(
+    by: str,
+    number: int,
+    bus: str,
+    place: Path,
+    device: str,
+    undisturbed: Undisturbed,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with phosd(bus, place), cri.containerd(place, LIBDIR) as runtime:
+
+        def given() -> dict[str, Any]:
+            needed = cri.settings("single", place)
+            if by == "device":
+                return needed | {"CDI_devices": [{"name": device}]}
+            return cri.with_volumes(needed, runtime)
+
+        with runtime.pod("trainer-0") as pod:
+            container = pod.container(f"{runtime.registry.host}/folders:test", **given())
+            target = contained(container, place)
+            monkeypatch.setattr(names, "CONTAINERD", str(runtime.tasks / "{id}"))
+            named = names.container_of(target.pid)
+            assert named == names.Container("kubernetes", container.id, "main", "team/trainer-0")
+            target.wait_for_steps(3)
+            for _ in range(2):
+                (archive := place / "archive.tar").unlink(missing_ok=True)
+                container.checkpoint(archive)
+                target.more_steps(2)
+            right(target, undisturbed)
+        image = runtime.pull("saved", archive.read_bytes(), IS_CHECKPOINT)
+        with runtime.pod("trainer-1") as pod:
+            container = pod.container(image, **given())
+            restored = contained(container, place)
+            restored.more_steps(2)
+            right(restored, undisturbed)
+            (found,) = phos(bus, place, "ps")
+            assert found["pid"] == restored.pid
+            assert (found["state"], found["hook"]) == ("running", "hooked")
