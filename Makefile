@@ -21,7 +21,7 @@ CONFIGURE := -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/.venv/bin/ninja -DPython3_E
 export PATH := $(PATH):/usr/sbin:/sbin
 export PYTHON
 
-.PHONY: help setup setup-containers setup-slurm build deb wheel lint native-test native-test-plain native-test-sanitized \
+.PHONY: help setup setup-containers setup-slurm build deb image wheel lint native-test native-test-plain native-test-sanitized \
 	native-test-threads check test test-all begin-test python-test soak flake-hunt durations \
 	test-boot demo test-gpu clean
 
@@ -39,6 +39,7 @@ help:
 	@echo "make setup-slurm  Slurm, whose jobs are tested; \`make build\` then builds the plugin for it"
 	@echo "make build     the native libraries"
 	@echo "make deb       the Debian package, in build/"
+	@echo "make image     the OCI image, in build/: phosd for hosts without Python, or run by Kubernetes"
 	@echo "make wheel     the wheel for pip, with the native libraries, in build/"
 	@echo "make lint      ruff, mypy, import-linter, clang-format"
 	@echo "make clean     remove what was built; the virtual environment and CRIU stay"
@@ -80,6 +81,10 @@ build/threads/build.ninja: | .venv/.ready
 deb: build
 	@rm -f build/phosd_*.deb
 	@$(STEP) "Debian package" $(LOGS)/deb.log $(PY) packaging/build_deb.py
+
+image: deb build/.image-packages
+	@rm -f build/phosd_*.oci.tar
+	@$(STEP) "OCI image" $(LOGS)/image.log $(PY) packaging/build_image.py build/phosd_*.deb
 
 wheel: build/.packages .venv/.ready
 	@$(STEP) "wheel" $(LOGS)/wheel.log packaging/make_wheel.sh build
@@ -129,7 +134,7 @@ check: begin-test build lint
 test: begin-test setup lint native-test python-test
 
 test-all: export PHOS_TEST_ALL := 1
-test-all: begin-test setup setup-slurm lint native-test deb wheel build/wheelhouse build/.release-packages \
+test-all: begin-test setup setup-slurm lint native-test deb image wheel build/wheelhouse build/.release-packages \
 	build/.s3-packages build/.container-packages python-test
 
 begin-test:
@@ -160,6 +165,10 @@ test-boot: build build/.boot-packages
 
 build/.release-packages: packaging/system_packages.sh
 	@packaging/system_packages.sh release
+	@touch $@
+
+build/.image-packages: packaging/system_packages.sh
+	@packaging/system_packages.sh image
 	@touch $@
 
 setup-containers: build/.container-packages

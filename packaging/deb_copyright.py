@@ -52,9 +52,13 @@ class Component:
 
 def write(components: Iterable[Component]) -> str:
     """Return the copyright file: phosd's own files, and then a paragraph for each component."""
-    paragraphs = [_HEADER.format(format=FORMAT, apache=APACHE)]
-    paragraphs += [_paragraph(each) for each in sorted(components, key=lambda one: one.origin)]
-    return "\n".join(paragraphs)
+    return added(_HEADER.format(format=FORMAT, apache=APACHE), components)
+
+
+def added(text: str, components: Iterable[Component]) -> str:
+    """Return a copyright file with a paragraph more for each component."""
+    paragraphs = [_paragraph(each) for each in sorted(components, key=lambda one: one.origin)]
+    return "\n".join([text, *paragraphs])
 
 
 def _paragraph(component: Component) -> str:

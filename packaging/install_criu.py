@@ -17,7 +17,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -168,26 +168,39 @@ def check_pin(packages: Sequence[Path], version: str) -> None:
 def unpack(packages: Sequence[Path], root: Path, prefix: Path) -> None:
     """Extract only the binary and the libraries from the packages, and whose they are."""
     (prefix / "lib").mkdir(parents=True)
-    (prefix / "copyright").mkdir()
     for package in packages:
         run(["dpkg-deb", "--extract", package, root], f"unpacking {package.name}")
+    write_origins(
+        prefix, {package: take_files(package, root, prefix) for package in packages}, root
+    )
+
+
+def write_origins(prefix: Path, taken: Mapping[Path, Sequence[str]], root: Path) -> None:
+    """Write which of the files in ``prefix`` are from which of the packages that are unpacked in
+    ``root``, and the copyright files of these.
+    """
+    (prefix / "copyright").mkdir(parents=True)
     used: list[dict[str, str | list[str]]] = []
-    for package in packages:
-        if files := take_files(package, root, prefix):
+    for package, files in taken.items():
+        if files:
             described = describe(package)
-            used.append({**described, "files": files})
+            used.append({**described, "files": [*files]})
             name = described["name"]
             copyright_file = root / "usr/share/doc" / name / "copyright"  # or a link to another's
             shutil.copy2(copyright_file, prefix / "copyright" / name)
     (prefix / "packages.json").write_text(json.dumps(used, indent=1) + "\n")
 
 
+def packed_files(package: Path, root: Path) -> list[Path]:
+    """Return the files of a package that is unpacked in ``root``."""
+    listed = run(["dpkg-deb", "--contents", package], f"reading {package.name}").splitlines()
+    return [root / line.split(maxsplit=5)[5].partition(" -> ")[0] for line in listed]
+
+
 def take_files(package: Path, root: Path, prefix: Path) -> list[str]:
     """Copy the binary and the libraries of a package that is unpacked in ``root``; their names."""
-    listed = run(["dpkg-deb", "--contents", package], f"reading {package.name}").splitlines()
-    paths = [root / line.split(maxsplit=5)[5].partition(" -> ")[0] for line in listed]
     taken = []
-    for path in paths:
+    for path in packed_files(package, root):
         if path == root / "usr/sbin/criu":
             place = prefix / "criu"
         elif path.match("usr/lib/*-linux-gnu/*.so*") and path.parent.parent.parent == root / "usr":

@@ -1,8 +1,8 @@
 #!/bin/sh
-# system_packages.sh [boot | release | containers | slurm]: install the system packages that are missing,
-# and only those; with `boot` also what the tests in a booted system need, with `release` what checks
-# the package, with `containers` the runtimes whose containers are tested, with `slurm` that and its
-# headers.
+# system_packages.sh [boot | release | image | containers | slurm]: install the system packages that
+# are missing, and only those; with `boot` also what the tests in a booted system need, with `release`
+# what checks the package, with `image` what makes the OCI image, with `containers` the runtimes whose
+# containers are tested, with `slurm` that and its headers.
 # Prints one line.
 set -eu
 
@@ -33,6 +33,7 @@ if [ "${1:-}" = boot ]; then
     tool systemd-nspawn systemd-container
 fi
 [ "${1:-}" != release ] || tool lintian lintian
+[ "${1:-}" != image ] || tool buildah buildah
 tool runc runc
 if [ "${1:-}" = containers ]; then
     tool podman podman

@@ -114,6 +114,9 @@ def check(criu: Criu, tree: ProcessTree, tcp: str = "refuse") -> stdio.StdioPlan
     for _ in range(_LOOKS):
         # A descriptor that the running program closes during the check can no longer be read.
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            rights = Rights.known_to_kernel(tree.ids)
+            if criu.service is None:
+                rights.require_attainable()
             resources = TreeResources.of(tree)
             try:
                 preflight.require_dumpable(resources, tcp, criu.namespaces_for(tree.root.pid))
@@ -126,7 +129,7 @@ def check(criu: Criu, tree: ProcessTree, tcp: str = "refuse") -> stdio.StdioPlan
                 tree = scan(tree.root.pid)
                 time.sleep(_BETWEEN_LOOKS)
                 continue
-            _require_plain(tree, Rights.known_to_kernel(tree.ids))
+            _require_plain(tree, rights)
             return stdio.plan(tree, resources.descriptors)
         if not tree.root.alive:
             raise NoSuchProcess(f"process {tree.root.pid} has ended", hint="start it again")

@@ -179,12 +179,15 @@ def _unless_damaged(tree: SavedTree, check: Callable[[], None]) -> None:
 def require_restorable(criu: Criu, tree: SavedTree) -> None:
     """Check what a restore needs and what does not change until then, as ids, files and cgroups do.
 
-    Raises :class:`NotAuthorized` for rights that the user does not have, :class:`ImageCorrupt` if
-    CRIU's files are not those of the manifest (:meth:`SavedTree.check_bytes` checks their bytes).
+    Raises :class:`NotAuthorized` for rights that the user does not have, :class:`Unsupported` for
+    those that phosd cannot give, :class:`ImageCorrupt` if CRIU's files are not those of the
+    manifest (:meth:`SavedTree.check_bytes` checks their bytes).
     """
     criu.require_reachable(tree.user)
     tree.check_listing()
-    _rights(tree)
+    rights = _rights(tree)
+    if criu.service is None:
+        rights.require_attainable()
 
 
 def _rights(tree: SavedTree) -> Rights:

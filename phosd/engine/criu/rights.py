@@ -6,6 +6,9 @@ credentials than the kernel's would give its owner more rights at a restore.
 """
 
 import contextlib
+import functools
+import operator
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -15,7 +18,7 @@ from phosd.engine.criu.program import Owner
 from phosd.engine.system import procfs
 from phosd.engine.system.privileges import Capability
 from phosd.engine.system.procfs import Credentials
-from phosd.errors import NotAuthorized
+from phosd.errors import NotAuthorized, Reason, Unsupported
 
 
 @dataclass(frozen=True)
@@ -100,6 +103,21 @@ class Rights:
                     f"thread {thread} of an image from elsewhere has inheritable capabilities, or "
                     "fewer in its bounding set than this machine has"
                 )
+
+    def require_attainable(self) -> None:
+        """Raise :class:`Unsupported` if a bounding set has more than that of this process, whose
+        child CRIU is: nobody gets back what is missing there, and a program without it crashes.
+        """
+        own = procfs.credentials(os.getpid()).bounding
+        lacking = functools.reduce(operator.or_, (each.bounding for each in self.of.values()), 0)
+        if lacking := lacking & ~own:
+            numbers = [str(each) for each in range(lacking.bit_length()) if lacking >> each & 1]
+            raise Unsupported(
+                "the program has capabilities in its bounding set that phosd was started without, "
+                f"and so cannot give back (numbers {', '.join(numbers)} of linux/capability.h)",
+                hint="start phosd with all of the host's; its container with --cap-add=ALL",
+                reason=Reason.PROCESS_STATE,
+            )
 
     @property
     def to_restore(self) -> frozenset[Capability]:

@@ -23,7 +23,7 @@ from phosd.engine.program import tree
 from phosd.engine.system import privileges, procfs
 from phosd.engine.system.privileges import Capability
 from phosd.engine.system.procfs import Credentials
-from phosd.errors import Internal, NotAuthorized
+from phosd.errors import Internal, NotAuthorized, Unsupported
 from tests.node.criu.life import COUNTER, USER, Life, wait_for
 from tests.support.harness import children
 
@@ -285,3 +285,10 @@ def test_a_filtered_program_is_for_administrators(lives: Callable[[int], Life]) 
     life.restore()
     life.counts_on()
     assert procfs.credentials(life.pid) == before
+
+
+def test_what_phosd_lacks_itself_is_named() -> None:
+    own = procfs.credentials(os.getpid()).bounding
+    Rights({7: dataclasses.replace(PLAIN, bounding=own)}).require_attainable()
+    with pytest.raises(Unsupported, match=r"numbers 62 of linux/capability\.h"):
+        Rights({7: dataclasses.replace(PLAIN, bounding=own | 1 << 62)}).require_attainable()
