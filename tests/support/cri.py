@@ -139,8 +139,12 @@ class Cri:
     channel: Any
     folders: str = field(default="", kw_only=True)
 
-    def call(self, method: str, service: str = "Runtime", timeout: float = 60, **given: Any) -> Any:
+    def call(self, method: str, service: str = "Runtime", **given: Any) -> Any:
         """Call a method with the fields of its request; the response."""
+        return self.begin(method, service, **given).result(60)
+
+    def begin(self, method: str, service: str = "Runtime", **given: Any) -> Any:
+        """Begin such a call, of which the kubelet cancels those that take too long."""
         request = getattr(self.messages, f"{method}Request")
         response = getattr(self.messages, f"{method}Response", self.messages.Empty)
         call = self.channel.unary_unary(
@@ -148,7 +152,7 @@ class Cri:
             request_serializer=request.SerializeToString,
             response_deserializer=response.FromString,
         )
-        return call(request(**given), timeout=timeout)
+        return call.future(request(**given))
 
     def pull(self, name: str, layer: bytes, annotations: Mapping[str, str] | None = None) -> str:
         """Have containerd take an image from the registry, which gets it first; its reference."""
@@ -174,9 +178,12 @@ class Cri:
             },
         }
         made = self.call("RunPodSandbox", config=config)
+        pod = Pod(self, made.pod_sandbox_id, config)
         try:
-            yield Pod(self, made.pod_sandbox_id, config)
+            yield pod
         finally:
+            for container in pod.containers:
+                container.resume()  # what is frozen does not end
             self.call("RemovePodSandbox", pod_sandbox_id=made.pod_sandbox_id)
             for pattern in (f"kubepods/pod{uid}", f"*/kubepods/pod{uid}"):
                 for cgroup in _CGROUPS.glob(pattern):  # as the kubelet does
@@ -190,6 +197,7 @@ class Pod:
     cri: Cri
     id: str
     config: dict[str, Any]
+    containers: "list[Container]" = field(default_factory=list)
 
     def container(self, image: str, **settings: Any) -> "Container":
         """Make a container of an image, which may be one of a checkpoint, and start it."""
@@ -200,8 +208,10 @@ class Pod:
             config=config | settings,
             sandbox_config=self.config,
         )
-        self.cri.call("StartContainer", container_id=made.container_id)
-        return Container(self.cri, made.container_id)
+        container = Container(self.cri, made.container_id)
+        self.containers.append(container)
+        self.cri.call("StartContainer", container_id=container.id)
+        return container
 
 
 @dataclass(frozen=True)
@@ -217,10 +227,22 @@ class Container:
         said = self.cri.call("ContainerStatus", container_id=self.id, verbose=True)
         return int(json.loads(said.info["info"])["pid"])
 
-    def checkpoint(self, archive: Path, timeout: float = 60) -> None:
+    def checkpoint(self, archive: Path) -> None:
         """Save it into an archive; it runs on."""
+        self.begin_checkpoint(archive).result(60)
+
+    def begin_checkpoint(self, archive: Path) -> Any:
         where = {"container_id": self.id, "location": str(archive)}
-        self.cri.call("CheckpointContainer", timeout=timeout, **where)
+        return self.cri.begin("CheckpointContainer", **where)
+
+    def resume(self) -> None:
+        """Have it run, if it is paused: the CRI has no call for that."""
+        address = self.cri.place / "containerd/cri.sock"
+        ctr = [str(PREFIX / "bin/ctr"), f"--address={address}", "--namespace=k8s.io"]
+        command = [*ctr, "tasks", "resume", self.id]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        other = ("cannot resume", "not paused", "not found")
+        assert done.returncode == 0 or any(text in done.stderr for text in other), done.stderr
 
 
 @contextmanager

@@ -11,8 +11,8 @@ import logging
 import os
 import socket
 import stat
-from collections.abc import Callable, Coroutine
-from contextlib import ExitStack
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -207,13 +207,17 @@ class _Talk:
         self._paused: Paused | None = None
         self._devices: RuntimeDevices | None = None
         self._saving: _Saving | None = None
+        self._cancel: Callable[[], None] | None = None
+        """Ends what is done for a request, if it takes long."""
         self._resumed: asyncio.Task[PhosError | None] | None = None
 
     async def hold(self) -> None:
         """Answer until the plugin has gone, and then have what is left of the program run."""
         try:
             while request := await self._next():
-                await self._say(await self._answer(request))
+                with self._ended_by_hangup():
+                    answer = await self._answer(request)
+                await self._say(answer)
         except (OSError, ValueError) as error:
             _log.warning("a runtime's CRIU: %s", error)
         finally:
@@ -226,6 +230,29 @@ class _Talk:
             await self._jobs.bring_back(self._paused.suspended)
         if self._resumed is not None:
             await self._resumed
+
+    @contextmanager
+    def _ended_by_hangup(self) -> Iterator[None]:
+        """Cancel what is done for a request if the plugin, which waits for the answer, goes: the
+        runtime's command has timed out, and the program is to run at once.
+        """
+        loop = asyncio.get_running_loop()
+
+        def gone() -> None:
+            loop.remove_reader(self._connection)
+            if self._cancel is not None:
+                self._cancel()
+
+        loop.add_reader(self._connection, gone)
+        try:
+            yield
+        finally:
+            loop.remove_reader(self._connection)
+            self._cancel = None
+
+    def _cancellable(self, job: Job) -> Job:
+        self._cancel = lambda: None if job.state.ended else self._jobs.table.cancel(job)
+        return job
 
     async def _answer(self, request: str) -> str:
         begun = self._paused is not None or self._saving is not None
@@ -241,11 +268,13 @@ class _Talk:
                     self._saving.dump.over(complete=True)
                     return "ended"
                 case ["await"] if self._saving is not None:
-                    await self._jobs.table.result(self._saving.job)
+                    await self._jobs.table.result(self._cancellable(self._saving.job))
                     return "saved"
                 case ["save"] if self._paused is not None:
+                    progress = Progress()
+                    self._cancel = progress.cancel
                     self._devices = await asyncio.to_thread(
-                        self._engine.save_for_runtime, self._paused, self._folder, Progress()
+                        self._engine.save_for_runtime, self._paused, self._folder, progress
                     )
                     return f"saved {self._devices.kinds}".rstrip()
                 case ["end"] if self._devices is not None:
@@ -283,7 +312,8 @@ class _Talk:
             where = self._paused.suspended.where
             return Outcome(where, where)
 
-        await self._jobs.table.result(self._jobs.submit("suspend", target, work))
+        job = self._cancellable(self._jobs.submit("suspend", target, work))
+        await self._jobs.table.result(job)
 
     async def _snapshot(self, pid: int) -> str:
         if any(await asyncio.to_thread(lambda: [*cgroups.freezers(pid)])):
@@ -292,7 +322,7 @@ class _Talk:
             return "nothing"
         loop, stands = asyncio.get_running_loop(), asyncio.Event()
         dump = RuntimeDump(lambda: loop.call_soon_threadsafe(stands.set))
-        job = self._jobs.save(identify(pid), self._folder, dump)
+        job = self._cancellable(self._jobs.save(identify(pid), self._folder, dump))
         self._saving = _Saving(dump, job)
         first = [loop.create_task(stands.wait()), loop.create_task(self._jobs.table.wait(job))]
         try:

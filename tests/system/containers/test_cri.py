@@ -83,3 +83,40 @@ def test_saved_and_restored_in_another_pod(
             (found,) = phos(bus, place, "ps")
             assert found["pid"] == restored.pid
             assert (found["state"], found["hook"]) == ("running", "hooked")
+
+
+def test_a_call_that_fails_leaves_the_program_running(
+    bus: str, place: Path, undisturbed: Undisturbed
+) -> None:
+    """There is no phosd, or the call's time is over when phosd has begun. containerd 2.1 may leave
+    the container paused then.
+    """
+    import grpc
+
+    with cri.containerd(place, LIBDIR) as runtime, runtime.pod("trainer-0") as pod:
+        needed = cri.with_volumes(cri.settings("single", place), runtime)
+        container = pod.container(f"{runtime.registry.host}/folders:test", **needed)
+        target = contained(container, place)
+        target.wait_for_steps(3)
+        archive = place / "archive.tar"
+        with pytest.raises(grpc.RpcError, match="criu failed"):
+            container.checkpoint(archive)
+        log = runtime.tasks / container.id / "criu-dump.log"
+        assert "phosd does not answer" in log.read_text()
+        target.more_steps(2)
+
+        with phosd(bus, place):
+            call = container.begin_checkpoint(archive)
+            wait_until(lambda: phos(bus, place, "jobs"), "phosd's part", every=0)
+            call.cancel()
+            steps = len(target.values())
+
+            def runs_on() -> bool:
+                container.resume()
+                return len(target.values()) > steps + 2
+
+            wait_until(runs_on, "steps after the call", every=0.5)
+            archive.unlink(missing_ok=True)
+            container.checkpoint(archive)
+            target.more_steps(2)
+            right(target, undisturbed)

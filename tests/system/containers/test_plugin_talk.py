@@ -13,7 +13,7 @@ from phosd.engine.image.mac import sealed, unsealed
 from phosd.service.tasks.runtime_checkpoints import SOCKET
 from tests.node.checkpoint_restore.cycle import Undisturbed, computes_right
 from tests.node.containers.conftest import place, undisturbed
-from tests.support.harness import Target, running, start
+from tests.support.harness import Target, running, start, wait_until
 from tests.support.service import bus
 from tests.system.service.test_end_to_end import phos, phosd
 
@@ -149,6 +149,26 @@ def test_phosd_has_gone(begin: str, bus: str, place: Path, undisturbed: Undistur
             assert connection.recv(5000) == b""
         with phosd(bus, place):
             computes_right(target, undisturbed)
+    finally:
+        target.kill()
+
+
+@pytest.mark.parametrize("begin", ["pause", "snapshot"])
+def test_the_runtimes_command_has_timed_out(begin: str, bus: str, place: Path) -> None:
+    """Its CRIU is killed while phosd waits for a safe point: nobody waits for that any more."""
+    (place / "phosd.toml").write_text("callback_deadline = 600\n")
+    target = start("safe_points", place, runtime=place / "run", arguments=("0", "seldom"))
+    try:
+        with phosd(bus, place):
+            target.wait_for_steps(2)
+            with connected(place) as connection:
+                folder = os.open(place, os.O_RDONLY)
+                socket.send_fds(connection, [f"{begin} {target.pid}".encode()], [folder])
+                os.close(folder)
+                wait_until(lambda: phos(bus, place, "jobs"), "the job")
+            wait_until(lambda: phos(bus, place, "jobs")[-1]["state"] == "cancelled", "its end")
+            target.more_steps(2)
+            assert state(bus, place, target) == "running"
     finally:
         target.kill()
 
