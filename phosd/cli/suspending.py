@@ -16,7 +16,7 @@ from phosd.cli.settings import Settings
 from phosd.client import Client
 from phosd.client.errors import in_words
 from phosd.engine.program.tree import scan
-from phosd.errors import Busy, NoSuchProcess, OutOfMemory
+from phosd.errors import Busy, NoSuchProcess, OutOfMemory, PhosError
 
 _AGAIN_SECONDS = 0.5
 
@@ -29,9 +29,12 @@ class SuspendWithJob:
         self._pid = pid
         self._wanted = False
         self._suspended = False
-        """Whether the program was taken off its GPUs."""
+        """Whether the program was taken off its GPUs, and is not back."""
         self._stopped = False
-        self._thread: threading.Thread | None = None
+        self._leaving: threading.Thread | None = None
+        self._coming: threading.Thread | None = None
+        self._asking = threading.Lock()
+        """Has phosd get requests in the order in which they are decided on."""
 
     @property
     def takes(self) -> Mapping[signal.Signals, Callable[[], None]]:
@@ -39,13 +42,16 @@ class SuspendWithJob:
         return {signal.SIGTSTP: self._on_stop, signal.SIGCONT: self._on_continue}
 
     def look(self) -> None:
-        """Do what is due; called all the time while the program runs."""
-        if self._thread is not None and self._thread.is_alive():
+        """Do what is due; called all the time while the program runs.
+
+        The program leaves also while it comes back, as Slurm freezes this process soon.
+        """
+        if _runs(self._leaving) or self._wanted == self._stopped:
             return
-        if self._wanted != self._stopped:
-            work = self._leave if self._wanted else self._come_back
-            self._thread = threading.Thread(target=work, name="suspend", daemon=True)
-            self._thread.start()
+        if self._wanted:
+            self._leaving = _started(self._leave)
+        elif not _runs(self._coming):
+            self._coming = _started(self._come_back)
 
     def _on_stop(self) -> None:
         self._wanted = True
@@ -55,9 +61,7 @@ class SuspendWithJob:
 
     def _leave(self) -> None:
         try:
-            with Client(self._settings.bus) as client:
-                client.suspend(self._pid, thaw=True, queue=True).wait()
-            self._suspended = True
+            self._ask_to_leave()
             self._settings.note(f"phos: suspended; process {self._pid} has left its GPUs")
         except Exception as error:  # whatever it is, the program is to stand still
             said = in_words(error, self._settings.bus)
@@ -65,14 +69,37 @@ class SuspendWithJob:
         self._stopped = True
         self._signal(signal.SIGSTOP)
 
+    def _ask_to_leave(self) -> None:
+        """Suspend the program: behind a resumption, if phosd was asked for one and is at it."""
+        with Client(self._settings.bus) as client:
+            with self._asking:
+                coming = self._coming if _runs(self._coming) else None
+                job = client.suspend(self._pid, thaw=True, queue=True)
+            try:
+                job.wait()
+            except PhosError:
+                if coming is None:
+                    raise
+                coming.join()
+                if not self._suspended:
+                    raise
+            else:
+                if coming is not None:
+                    coming.join()
+                self._suspended = True
+
     def _come_back(self) -> None:
         self._stopped = False
         self._signal(signal.SIGCONT)
         told = ""
-        while self._suspended and not self._wanted:
+        while self._suspended:
             try:
                 with Client(self._settings.bus) as client:
-                    client.resume(self._pid, queue=True).wait()
+                    with self._asking:
+                        if self._wanted:
+                            return
+                        job = client.resume(self._pid, queue=True)
+                    job.wait()
                 self._suspended = False
                 self._settings.note(f"phos: resumed; process {self._pid} is on its GPUs again")
             except (Busy, OutOfMemory) as error:  # others on its GPUs may be about to leave
@@ -93,3 +120,13 @@ class SuspendWithJob:
             for each in scan(self._pid).living:
                 with suppress(ProcessLookupError):
                     os.kill(each.pid, number)
+
+
+def _started(work: Callable[[], None]) -> threading.Thread:
+    thread = threading.Thread(target=work, name="suspend", daemon=True)
+    thread.start()
+    return thread
+
+
+def _runs(thread: threading.Thread | None) -> bool:
+    return thread is not None and thread.is_alive()

@@ -1,5 +1,6 @@
 """Start jobs that move processes off and onto GPUs, plan evacuations, and recover processes."""
 
+import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -9,6 +10,7 @@ from phosd.engine.node.placement import find
 from phosd.engine.operations.evacuate import Fate, GpuCapacity, Step, Tenant, plan
 from phosd.engine.program.process import GpuProcess
 from phosd.engine.system import cgroups
+from phosd.engine.system.slurm_steps import kept_thawed
 from phosd.errors import Busy, InvalidOption, PhosError
 from phosd.service.api.destination import named_in, require_destination
 from phosd.service.api.inventory import Inventory
@@ -20,7 +22,7 @@ from phosd.service.dbus.query_pool import Readers
 from phosd.service.dbus.spec import method
 from phosd.service.jobs.engine import Engine
 from phosd.service.jobs.options import MigrateRequest, ResumeRequest, SuspendRequest
-from phosd.service.jobs.table import Job, JobTable, Outcome, Task
+from phosd.service.jobs.table import Job, JobState, JobTable, Outcome, Task
 from phosd.service.process_identity import Target, identify, program, require_same
 from phosd.service.tasks.checkpoints import claim_of, named, require_free_tree
 
@@ -64,6 +66,7 @@ class Moves:
         self._readers = readers
         self._pids = pids
         self._write_down = write_down
+        self._thawing: set[asyncio.Task[None]] = set()
 
     @method("Migrate", "usa{sv}", job="o")
     async def migrate(
@@ -81,7 +84,7 @@ class Moves:
             return Outcome(_mapping(moved))
 
         move = _Move("migrate", (target,), options, options.mode, destination)
-        return self._begin(caller, move, work)
+        return job_path(self._begin(caller, move, work))
 
     @method("Suspend", "ua{sv}", job="o")
     async def suspend(self, caller: Caller, pid: int, options: SuspendRequest) -> str:
@@ -97,7 +100,10 @@ class Moves:
             where = self._engine.suspend(target.pid, options, acting, progress)
             return Outcome(where, where)
 
-        return self._begin(caller, _Move("suspend", (target,), options, options.where), work)
+        job = self._begin(caller, _Move("suspend", (target,), options, options.where), work)
+        if options.thaw:
+            self._thaw_behind_resumption(target.pid, job)
+        return job_path(job)
 
     @method("Resume", "ua{sv}", job="o")
     async def resume(self, caller: Caller, pid: int, options: ResumeRequest) -> str:
@@ -111,7 +117,7 @@ class Moves:
             return Outcome(_mapping(self._engine.resume(target.pid, options, acting, progress)))
 
         move = _Move("resume", (target,), options, destination=options.gpu)
-        return self._begin(caller, move, work)
+        return job_path(self._begin(caller, move, work))
 
     @method("Swap", "uua{sv}", job="o")
     async def swap(self, caller: Caller, leaving: int, coming: int, options: SuspendRequest) -> str:
@@ -134,7 +140,8 @@ class Moves:
             self._engine.swap(out.pid, come.pid, options, rights, progress)
             return Outcome(str(come.pid))
 
-        return self._begin(caller, _Move("swap", (out, come), options, options.where), work)
+        move = _Move("swap", (out, come), options, options.where)
+        return job_path(self._begin(caller, move, work))
 
     @method("PlanEvacuation", "sa{sv}", steps="a(ustsss)")
     async def plan_evacuation(self, caller: Caller, gpu: str) -> list[StepRow]:
@@ -187,7 +194,7 @@ class Moves:
         )
         return target, acting
 
-    def _begin(self, caller: Caller, move: _Move, work: Callable[[Progress], Outcome]) -> str:
+    def _begin(self, caller: Caller, move: _Move, work: Callable[[Progress], Outcome]) -> Job:
         targets, first = move.targets, move.targets[0]
 
         def before(job: Job) -> None:
@@ -211,7 +218,23 @@ class Moves:
             process=named(first),
             gpus=coming.union(*ours),
         )
-        return job_path(self._jobs.submit(task, before))
+        return self._jobs.submit(task, before)
+
+    def _thaw_behind_resumption(self, pid: int, job: Job) -> None:
+        """Keep the step of a process thawed while ``job``, its suspension, waits for a resumption:
+        who is frozen cannot come back to a GPU either.
+        """
+        before = self._jobs.holder(claim_of(pid))
+        if job.state is not JobState.QUEUED or before is None or before.task.operation != "resume":
+            return
+
+        async def thaw() -> None:
+            with kept_thawed(pid):
+                await self._jobs.wait(before)
+
+        task = asyncio.get_running_loop().create_task(thaw())
+        self._thawing.add(task)
+        task.add_done_callback(self._thawing.discard)
 
     # Evacuation
 

@@ -157,6 +157,10 @@ class JobTable:
                     f"(`phos jobs --cancel {holder.number}`)",
                 )
 
+    def holder(self, claim: str) -> Job | None:
+        """Return the running job that holds a claim; None if it is free."""
+        return self._claims.get(claim)
+
     def claimed(self, prefix: str) -> list[str]:
         """Return the claims of running jobs that have a prefix, e.g. ``process``."""
         return [claim for claim in self._claims if claim.startswith(prefix + " ")]
