@@ -5,7 +5,7 @@ import re
 import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
 
@@ -73,11 +73,24 @@ def _until_preempted_job_ends(job: str) -> float:
     if not is_preempted(fields):
         return 0.0
     try:
-        end = datetime.fromisoformat(fields["EndTime"])
+        if fields["EndTime"] == "Unknown":  # of a job without a time limit
+            grace = timedelta(seconds=_partition_grace(fields["Partition"]))
+            end = datetime.fromisoformat(fields["PreemptTime"]) + grace
+        else:
+            end = datetime.fromisoformat(fields["EndTime"])
     except (KeyError, ValueError):
         raise SlurmError(f"`scontrol show job {job}` has no EndTime") from None
     now = datetime.now()
     return max((end - now).total_seconds(), 0.0)
+
+
+def _partition_grace(partition: str) -> float:
+    """Return the GraceTime of a partition in seconds. That of a QOS is not told."""
+    told = scontrol("show", "partition", partition, seconds=_SLURM_SECONDS)
+    found = re.search(r"\bGraceTime=(\d+)", told)
+    if found is None:
+        raise SlurmError(f"`scontrol show partition {partition}` has no GraceTime")
+    return float(found[1])
 
 
 def _systemd_grace() -> float | None:

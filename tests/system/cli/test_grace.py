@@ -26,6 +26,7 @@ JobId=4711 JobName=bert
    JobState=RUNNING Reason=None Dependency=(null)
    RunTime=03:27:07 TimeLimit=1-12:00:00 TimeMin=N/A
    StartTime=2026-11-25T17:20:00 EndTime={end} Deadline=N/A
+   Partition=low AllocNode:Sid=head:1234
    PreemptEligibleTime=2026-11-25T17:20:00 PreemptTime={preempted}
    SuspendTime=None SecsPreSuspend=0 LastSchedEval=2026-11-25T17:20:00 Scheduler=Backfill
    Command=/home/alice/train.sh
@@ -36,6 +37,7 @@ SCONTROL = """\
 case "$*" in
     "show config") cat "$(dirname "$0")/config" ;;
     "show job 4711") cat "$(dirname "$0")/job" ;;
+    "show partition low") echo "   ExclusiveUser=NO GraceTime=60 Hidden=NO" ;;
     *) echo "slurm_load_jobs error: Invalid job id specified" >&2; exit 1 ;;
 esac
 """
@@ -109,6 +111,13 @@ def test_a_job_of_slurm(
     assert (grace, said) == (Grace(5.0), "")
 
 
+def test_a_job_without_a_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slurm does not tell its end, also not while it is preempted."""
+    now = datetime.now().isoformat(timespec="seconds")
+    grace, _ = found(monkeypatch, slurm(tmp_path, preempted=now, end="Unknown"))
+    assert 30 <= grace.more() <= 60
+
+
 def test_a_slurm_that_preempts_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     variables = slurm(tmp_path)
     (tmp_path / "job").write_text("JobId=4711 JobName=bert\n   SuspendTime=None\n")
@@ -142,7 +151,7 @@ def test_a_slurm_that_does_not_tell(
 
 
 @pytest.mark.parametrize(
-    ("variables", "end"), [({"SLURM_JOB_ID": "1"}, ""), ({}, "Unknown"), ({}, "")]
+    ("variables", "end"), [({"SLURM_JOB_ID": "1"}, ""), ({}, "soon"), ({}, "")]
 )
 def test_a_job_of_which_slurm_knows_no_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], end: str
