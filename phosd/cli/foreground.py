@@ -71,16 +71,16 @@ class Foreground:
             from phosd.client import Client
 
             with Client(self._settings.bus) as client:
+                step, name = self._step, self._name or ""
+                ended = step is not None and step.fetch(name, self._settings, client)
                 images = self._images(client) if resuming else None
-                if images and images.finished:
+                if ended or (images and images.finished):
                     self._settings.note(
                         f"phos: {self._name} has ended with 0, so there is nothing to go on with; "
                         "to start it anew, delete its images (`phos rm`), or take another name"
                     )
                     return Exit.DONE
                 resumed = self._resume(client, images, early) if images else None
-            if resumed is None and self._step is not None:
-                self._step.require_not_elsewhere(self._name or "")
             if resumed is not None:
                 return self._relayed(*resumed, early)
         folder = place_of_output()
@@ -157,6 +157,8 @@ class Foreground:
         if status is None:
             self._settings.note(f"phos: how process {program.pid} has ended is not known")
             return Exit.FAILED
+        if self._step is not None and status == Exit.DONE:
+            self._step.keep_end(self._name or "")
         return exit_code(status)
 
     def _stops(self, program: Relayed) -> "SuspendWithJob | None":

@@ -133,7 +133,7 @@ def run(
     with contextlib.ExitStack() as stack:
         if step is not None:
             variables.pop(_OF_SLURM)  # what the program itself starts is a part of it
-            name = stack.enter_context(step.part_of_job(name, words, settings.note))
+            name = stack.enter_context(step.part_of_job(name, words, settings))
         if name is not None:
             stack.enter_context(only_one(name))
             variables[VARIABLE] = name

@@ -21,7 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from phosd.cli.program import runs_folder
+from phosd.cli import job_images
+from phosd.cli.job_images import JobImages, Saved
 from phosd.cli.relay import SAVED
 from phosd.cli.scontrol import (
     SlurmError,
@@ -31,6 +32,7 @@ from phosd.cli.scontrol import (
     release,
     scontrol,
 )
+from phosd.cli.settings import Settings
 from phosd.client.errors import CommandError
 from phosd.engine.system.slurm_steps import step_of
 
@@ -39,6 +41,9 @@ if TYPE_CHECKING:
 
 _OUTPUTS = "PHOS_SLURM_OUTPUTS"
 """Where a step of a batch script writes to, which is told by the script: a list in JSON."""
+_IMAGES = "PHOS_SLURM_IMAGES"
+_KEY = "PHOS_SLURM_KEY"
+"""What a job was submitted with besides: `--phos-images`, `--phos-key`."""
 _WISHES = ("save", "none")
 _SECONDS = 30.0
 """How long the controller may take to answer: it may be busy with many jobs at once."""
@@ -49,7 +54,6 @@ _RUNS = ("RUNNING", "SUSPENDED", "STOPPED", "RESIZING", "CONFIGURING")
 _PREEMPTED_IF_ENDED = (24, 5)
 """From this release on Slurm requeues a job that ends in the grace of its preemption, and one that
 was requeued in it a second time, whenever it ends next."""
-_KEPT_DAYS = 90
 
 
 @dataclass(frozen=True)
@@ -59,10 +63,12 @@ class SavingStep:
     job: str
     run: str
     node: str
+    images: JobImages | None
+    """Where images go besides this node."""
 
     @contextmanager
     def part_of_job(
-        self, name: str | None, words: Sequence[str], note: Callable[[str], None]
+        self, name: str | None, words: Sequence[str], settings: Settings
     ) -> Iterator[str]:
         """Have the job requeued if the program that runs in this context is saved in it. Yields the
         program's name: the ``name`` that it was given, or one by its job and its ``words``.
@@ -82,7 +88,7 @@ class SavingStep:
         except SystemExit as end:
             ended = end.code != SAVED
             if not ended:
-                _requeue(self, name, note)
+                self._requeue(name, settings)
             raise
         finally:
             if place is not None and not ended:
@@ -113,25 +119,47 @@ class SavingStep:
 
     def keep_node(self, name: str) -> None:
         """Write down that the program ``name`` was saved on this node."""
-        _saved_on(name).write_text(self.node)
+        job_images.keep(name, Saved(self.node))
 
-    def node_of(self, name: str) -> str:
-        """Return the node on which the program ``name`` was saved last; empty if it was not."""
-        with suppress(FileNotFoundError):
-            return _saved_on(name).read_text()
-        return ""
+    def keep_end(self, name: str) -> None:
+        """Write down that the program ``name``, if it was saved, has come to its end with 0."""
+        if (saved := job_images.saved(name)) is not None:
+            job_images.keep(name, Saved(self.node, saved.image, ended=True))
 
-    def require_not_elsewhere(self, name: str) -> None:
-        """Raise :class:`CommandError` if the program ``name``, of which there is no image here, was
-        saved on another node.
+    def fetch(self, name: str, settings: Settings, client: "Client") -> bool:
+        """Have the program ``name`` here if it was saved on another node. Returns whether it has
+        ended there. Raises :class:`CommandError` if its image cannot be brought here.
         """
-        if (node := self.node_of(name)) not in ("", self.node):
+        saved = job_images.saved(name)
+        if saved is None or saved.node == self.node or job_images.is_newer(client, name):
+            return False
+        if saved.ended:
+            return True
+        if not saved.image or self.images is None:
             raise _unsupported(
-                f"{name} was saved on node {node}, and its image is not on this one, {self.node}; "
-                f"have the job run there (`scontrol requeuehold {self.job}`, `scontrol update "
-                f"JobId={self.job} ReqNodeList={node}`, `scontrol release {self.job}`), or bring "
-                "the image here (`phos push`, `phos pull`)"
+                f"{name} was saved on node {saved.node}, and its image is not on this one, "
+                f"{self.node}; have the job run there (`scontrol requeuehold {self.job}`, "
+                f"`scontrol update JobId={self.job} ReqNodeList={saved.node}`, `scontrol release "
+                f"{self.job}`), or bring the image here (`phos push`, `phos pull`); with "
+                "`--phos-images` jobs do so"
             )
+        self.images.pull(settings, name, saved.image)
+        return False
+
+    def _requeue(self, name: str, settings: Settings) -> None:
+        """Have the job come back: to this node until the image is where all nodes find it. Slurm
+        kills the step KillWait after that.
+        """
+        saved = job_images.saved(name)
+        if saved is None or (saved.image and self.images is not None):
+            _requeue(self, "", settings.note)
+            return
+        free = _requeue(self, saved.node, settings.note)
+        if self.images is None or not self.images.push(settings, name, self.node):
+            return
+        if free and not job_images.on_one_node(self.job):
+            with suppress(SlurmError):  # it is bound, and goes on here
+                scontrol("update", f"JobId={self.job}", "ReqNodeList=", seconds=_SECONDS)
 
 
 def saving_step(wish: str) -> SavingStep | None:
@@ -169,7 +197,13 @@ def saving_step(wish: str) -> SavingStep | None:
             "script that srun starts"
         )
     _write_to(json.loads(os.environ.pop(_OUTPUTS, "[]")))
-    return SavingStep(job, os.environ.get("SLURM_RESTART_COUNT", "0"), node)
+    return SavingStep(job, os.environ.get("SLURM_RESTART_COUNT", "0"), node, _images())
+
+
+def _images() -> JobImages | None:
+    url = os.environ.pop(_IMAGES, "")
+    key = os.environ.pop(_KEY, "")
+    return JobImages(url, Path(key) if key else None) if url else None
 
 
 def _become_step(node: str) -> NoReturn:
@@ -204,8 +238,7 @@ def _write_to(outputs: Sequence[str]) -> None:
 
 def _place(step: SavingStep, words: Sequence[str]) -> Path:
     """Take the next place of a program with these words in this run of the job: a file."""
-    folder = _folder()
-    _remove_old(folder)
+    folder = job_images.folder()
     digest = hashlib.sha256(json.dumps(words).encode()).hexdigest()[:8]
     for number in itertools.count(1):
         place = folder / f"slurm-{step.job}-{digest}-{number}.{step.run}"
@@ -215,33 +248,14 @@ def _place(step: SavingStep, words: Sequence[str]) -> Path:
     return place
 
 
-def _folder() -> Path:
-    folder = runs_folder().parent / "slurm"
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return folder
-
-
-def _saved_on(name: str) -> Path:
-    return _folder() / f"{name}.node"
-
-
-def _remove_old(folder: Path) -> None:
-    """Remove what jobs have left that ended long ago."""
-    before = time.time() - _KEPT_DAYS * 86_400
-    for path in folder.iterdir():
-        with suppress(FileNotFoundError):  # another job has removed it
-            if path.stat().st_mtime < before:
-                path.unlink()
-
-
-def _requeue(step: SavingStep, name: str, note: Callable[[str], None]) -> None:
-    """Have a job come back, to the node where its program ``name`` was saved. One that is ended
-    already is requeued by Slurm, or by whoever has ended it.
+def _requeue(step: SavingStep, node: str, note: Callable[[str], None]) -> bool:
+    """Have a job come back, to the ``node`` that has its image, if there is one. Returns whether
+    it could have run on others before. A job that is ended already is requeued by Slurm, or by
+    whoever has ended it.
 
     Waits for a controller that is down: the job would otherwise be over when that is back.
     """
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it comes when the job is requeued
-    node = step.node_of(name)
     where = f", on node {node}, which has the image" if node else ""
     by_hand = f"`scontrol requeue {step.job}` goes on with what was saved"
     told, ended = "", False
@@ -270,13 +284,13 @@ def _requeue(step: SavingStep, name: str, note: Callable[[str], None]) -> None:
         except SlurmError as why:
             if _controller_answers():
                 note(f"phos: job {step.job}: {why}; if it does not come back{where}, {by_hand}")
-                return
+                return False
             if str(why) != told:
                 note(f"phos: job {step.job} is requeued as soon as the controller answers: {why}")
                 told = str(why)
             time.sleep(_AGAIN_SECONDS)
         else:
-            return
+            return fields.get("ReqNodeList", "(null)") == "(null)"
 
 
 def _requeues_preempted() -> bool:

@@ -1,8 +1,9 @@
-"""A cluster of one node: the real munged, slurmctld and slurmd, as root and without systemd.
+"""A cluster of a node or several: the real munged, slurmctld and slurmd, as root, without systemd.
 
 All that they keep is in one folder, they listen on the loopback interface, and end with the test.
 """
 
+import itertools
 import os
 import secrets
 import shutil
@@ -26,16 +27,15 @@ _CONF = """\
 ClusterName=phos
 SlurmctldHost={host}(127.0.0.1)
 SlurmctldPort={controller}
-SlurmdPort={daemon}
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
 AuthInfo=socket={folder}/munge/socket,cred_expire=5
 StateSaveLocation={folder}/state
-SlurmdSpoolDir={folder}/spool
+SlurmdSpoolDir={folder}/spool/%n
 SlurmdParameters=config_overrides
 SlurmctldPidFile={folder}/slurmctld.pid
-SlurmdPidFile={folder}/slurmd.pid
+SlurmdPidFile={folder}/slurmd-%n.pid
 SlurmctldLogFile={folder}/slurmctld.log
 SlurmdLogFile={folder}/slurmd.log
 ProctrackType=proctrack/{proctrack}
@@ -53,12 +53,15 @@ ReturnToService=2
 MpiDefault=none
 PropagateResourceLimits=NONE
 PlugStackConfig={folder}/plugstack.conf
-NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 CPUs=16 RealMemory=1000 Gres=gpu:{gpus}
-PartitionName=low Nodes={node} Default=YES PriorityTier=1 GraceTime={grace}
-PartitionName=high Nodes={node} PriorityTier=10 PreemptMode=OFF
+PartitionName=low Nodes=ALL Default=YES PriorityTier=1 GraceTime={grace}
+PartitionName=high Nodes=ALL PriorityTier=10 PreemptMode=OFF
 """
 """Credentials expire soon, as a requeued job waits for that of its run before. More processors than
 there are, as it is the GPUs that jobs wait for.
+"""
+_NODE = """\
+NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} \
+CPUs=16 RealMemory=1000 Gres=gpu:{gpus}
 """
 _ADDRESS = "192.0.2.1/32"
 """Of a network for documentation."""
@@ -111,10 +114,10 @@ def unpacked() -> Release | None:
 
 @dataclass
 class Cluster:
-    """The running cluster; ``node`` is its only one."""
+    """The running cluster."""
 
     folder: Path
-    node: str
+    nodes: Sequence[str]
     release: Release
     kill_wait: int = 60
     grace: int = 60
@@ -122,8 +125,13 @@ class Cluster:
     _daemons: dict[str, "subprocess.Popen[bytes]"] = field(default_factory=dict)
 
     @property
+    def node(self) -> str:
+        """Its first node, or its only one."""
+        return self.nodes[0]
+
+    @property
     def gpus(self) -> int:
-        """How many its jobs may ask for."""
+        """How many of a node its jobs may ask for."""
         return len(_DEVICES)
 
     @property
@@ -202,10 +210,10 @@ class Cluster:
         found = [(name, path.read_text()[-3000:]) for name, path in texts if path.exists()]
         return "\n".join(f"-- {name}\n{text}" for name, text in found)
 
-    def start(self, name: str, *words: str) -> None:
-        """Start one of the daemons."""
+    def start(self, name: str, *words: str, called: str = "") -> None:
+        """Start one of the daemons, which is ``called`` by another name if there are several."""
         out = (self.folder / f"{name}.out").open("ab")
-        self._daemons[name] = subprocess.Popen(
+        self._daemons[called or name] = subprocess.Popen(
             [name, *words], env=self.environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out
         )
         out.close()
@@ -213,11 +221,12 @@ class Cluster:
     def start_controller(self) -> None:
         self.start("slurmctld", "-D", "-f", str(self.folder / "slurm.conf"))
 
-    def start_node(self) -> None:
-        words = ["-D", "-N", self.node, "-f", str(self.folder / "slurm.conf")]
+    def start_node(self, node: str) -> None:
+        (self.folder / "spool" / node).mkdir(mode=0o755, exist_ok=True)
+        words = ["-D", "-N", node, "-f", str(self.folder / "slurm.conf")]
         if (programs := self.release.programs) is not None:
             words += ["-d", str(programs / "slurmstepd")]
-        self.start("slurmd", *words)
+        self.start("slurmd", *words, called=node)
 
     def stop(self, name: str) -> None:
         """End one of the daemons."""
@@ -245,6 +254,7 @@ def cluster(
     place: Path,
     release: Release | None = None,
     *,
+    nodes: int = 1,
     kill_wait: int = 60,
     grace: int = 60,
     proctrack: str = "cgroup",
@@ -256,7 +266,7 @@ def cluster(
     # Its cgroups have this name, beside those of other clusters on this machine.
     found = Cluster(
         folder,
-        f"phos{secrets.token_hex(3)}",
+        [f"phos{secrets.token_hex(3)}" for _ in range(nodes)],
         release or Release(slurm_plugin()),
         kill_wait,
         grace,
@@ -266,7 +276,8 @@ def cluster(
     munge = folder / "munge"
     with ExitStack() as stack:
         stack.enter_context(_addressed())
-        stack.callback(_clear_cgroups, found.node)
+        for node in found.nodes:
+            stack.callback(_clear_cgroups, node)
         stack.callback(found.stop_all)
         stack.callback(_end_jobs, found)
         files = {"key-file": "key", "socket": "socket", "pid-file": "pid", "seed-file": "seed"}
@@ -274,8 +285,9 @@ def cluster(
         found.start("munged", "--foreground", "--force", f"--log-file={munge / 'log'}", *given)
         wait_until(lambda: (munge / "socket").exists(), "munged")
         found.start_controller()
-        found.start_node()
-        found.wait(found.idle, "the node to be idle")
+        for node in found.nodes:
+            found.start_node(node)
+        found.wait(found.idle, "the nodes to be idle")
         yield found
 
 
@@ -298,19 +310,22 @@ def _configure(found: Cluster) -> None:
     folder = found.folder
     (folder / "munge/key").write_bytes(secrets.token_bytes(128))
     (folder / "munge/key").chmod(0o600)
-    controller, daemon = _free_ports(2)
+    controller, *daemons = _free_ports(1 + len(found.nodes))
+    host = socket.gethostname()
+    nodes = [
+        _NODE.format(node=name, host=host, port=port, gpus=found.gpus)
+        for name, port in zip(found.nodes, daemons, strict=True)
+    ]
     (folder / "slurm.conf").write_text(
         _CONF.format(
             folder=folder,
-            node=found.node,
-            host=socket.gethostname(),
+            host=host,
             controller=controller,
-            daemon=daemon,
             kill_wait=found.kill_wait,
             grace=found.grace,
             proctrack=found.proctrack,
-            gpus=found.gpus,
         )
+        + "".join(nodes)
         + found.release.settings
     )
     (folder / "cgroup.conf").write_text(_CGROUP_CONF)
@@ -329,7 +344,7 @@ def _free_ports(count: int) -> Sequence[int]:
 
 def _end_jobs(found: Cluster) -> None:
     """End what still runs in the cluster's cgroups, frozen or not: its daemons are not asked."""
-    for freezer in _freezers(found.node):
+    for freezer in itertools.chain(*map(_freezers, found.nodes)):
         (freezer / "freezer.state").write_text("THAWED")
         for pid in map(int, (freezer / "cgroup.procs").read_text().split()):
             with suppress(ProcessLookupError):
