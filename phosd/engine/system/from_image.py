@@ -38,6 +38,10 @@ _SETTINGS = ("dbus-1/system.d/org.phos.conf", "polkit-1/actions/org.phos.policy"
 _PACKAGE = Path("/var/lib/dpkg/info/phosd.prerm")
 """Is there as long as the Debian package is installed."""
 _LOCK = Path("/run/phos/image.lock")
+_HOOKS = Path("/run/phos/hook")
+_NO_PRIVILEGES = 2 | 4 | 8
+"""No set-user-id, no devices, no programs (``sys/mount.h``)."""
+_SMALL = b"mode=1777,size=4m,nr_inodes=16k"
 _OPTIONS = "start the container as docs/operate/image.md says"
 _KINDS = ("mnt", "net", "ipc", "uts", "cgroup")
 _INITIAL = ["0", "0", "4294967295"]
@@ -61,6 +65,7 @@ def main() -> None:
             require_host()
             hold_lock()
             install(home, share)
+        mount_hooks()
         supervise()
         leave_cgroups()
         raise_limits()
@@ -234,6 +239,20 @@ def _remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
+
+
+def mount_hooks() -> None:
+    """Mount what ``run-phos-hook.mount`` mounts: every user may write there, and must not fill
+    ``/run``. Sockets that are there already stay visible. Raises :class:`Unsupported`.
+    """
+    _HOOKS.mkdir(parents=True, exist_ok=True)
+    if os.path.ismount(_HOOKS) or any(_HOOKS.iterdir()):
+        return
+    if _libc.mount(b"phos-hooks", bytes(_HOOKS), b"tmpfs", _NO_PRIVILEGES, _SMALL) != 0:
+        raise Unsupported(
+            f"{_HOOKS} cannot be mounted: {os.strerror(ctypes.get_errno())}",
+            hint=f"give the container CAP_SYS_ADMIN; {_OPTIONS}",
+        )
 
 
 def leave_cgroups() -> None:
