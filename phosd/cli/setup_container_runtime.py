@@ -53,6 +53,8 @@ class _Runtime:
     undo: Callable[[], tuple[list[Path], str]]
     start: str
     may_use_crun: bool = False
+    asks: str = f"--device {DEVICE}"
+    """How a container gets the device."""
 
 
 @command(name="setup-container-runtime")
@@ -63,8 +65,9 @@ def setup_container_runtime(settings: Settings, runtime: str, undo: bool) -> Non
     be suspended, resumed and moved from outside, and saved by RUNTIME's own commands. Needs root.
 
     A container asks by the device phos.io/hook=all, beside those of its GPUs. It then has the hook,
-    the variables that `phos run` sets, and a folder in memory in which the hook listens. The CRIU
-    of runc and crun gets phosd's plugin (/etc/criu), which does nothing for programs without a GPU.
+    the variables that `phos run` sets, and a folder in memory in which the hook listens. Pods of
+    Kubernetes have the same by volumes. The CRIU of runc and crun gets phosd's plugin (/etc/criu),
+    which does nothing for programs without a GPU.
 
     \b
     Examples:
@@ -97,7 +100,7 @@ def setup_container_runtime(settings: Settings, runtime: str, undo: bool) -> Non
     done = "taken back" if undo else "written"
     settings.facts({done: ", ".join(map(str, changed)) or "nothing", "to do": "; ".join(todo)})
     if not undo:
-        settings.facts({"containers ask": f"--device {DEVICE}"})
+        settings.facts({"containers ask": known.asks})
 
 
 def description(hook: Path) -> dict[str, Any]:
@@ -224,11 +227,14 @@ def _undo_containerd() -> tuple[list[Path], str]:
     return _remove(CONTAINERD_PART), ""
 
 
+_BY_CDI = f"for the CDI device {DEVICE}; pods have volumes instead"
 _RUNTIMES = {
     "podman": _Runtime(_nothing, _nothing, "", may_use_crun=True),
-    "crio": _Runtime(_nothing, _nothing, "systemctl restart crio", may_use_crun=True),
+    "crio": _Runtime(_nothing, _nothing, "systemctl restart crio", True, _BY_CDI),
     "docker": _Runtime(_set_up_docker, _undo_docker, "systemctl restart docker"),
-    "containerd": _Runtime(_set_up_containerd, _undo_containerd, "systemctl restart containerd"),
+    "containerd": _Runtime(
+        _set_up_containerd, _undo_containerd, "systemctl restart containerd", asks=_BY_CDI
+    ),
 }
 
 

@@ -313,7 +313,7 @@ def with_volumes(settings: dict[str, Any], cri: Cri) -> dict[str, Any]:
     memory = cri.place / f"volume-{secrets.token_hex(4)}"
     memory.mkdir()
     into = ["nsenter", f"--mount=/proc/{cri.daemon.pid}/ns/mnt"]
-    subprocess.run([*into, "mount", "-t", "tmpfs", "tmpfs", memory], check=True)
+    subprocess.run([*into, "mount", "-t", "tmpfs", "-o", "mode=0777", "tmpfs", memory], check=True)
     volumes = {HOOK: (hook_library().resolve(), True), "/run/phos/hook": (memory, False)}
     mounts = [
         {"container_path": path, "host_path": str(source), "readonly": read_only}
