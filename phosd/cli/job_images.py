@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from phosd.cli.program import runs_folder
 from phosd.cli.settings import Settings
 from phosd.client.errors import CommandError, in_words
-from phosd.errors import NoSuchImage
+from phosd.errors import InvalidOption, NoSuchImage
 
 if TYPE_CHECKING:
     from phosd.client import Client, Image
@@ -91,6 +91,18 @@ class JobImages:
 
     url: str
     key: Path | None
+
+    def require_possible(self) -> None:
+        """Raise :class:`PhosError` for what would be in the way of every image: a package that is
+        missing, no such kind of URL, no such key.
+        """
+        from phosd.client.remote import Remote
+
+        Remote(self.url)
+        if self.key is not None and not self.key.is_file():
+            raise InvalidOption(
+                f"there is no SSH key {self.key} on this node", hint="name another (`--phos-key`)"
+            )
 
     def push(self, settings: Settings, name: str, node: str) -> bool:
         """Bring the newest image of the program ``name`` there; say so, or why it cannot be.

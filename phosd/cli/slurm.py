@@ -128,8 +128,11 @@ class SavingStep:
 
     def fetch(self, name: str, settings: Settings, client: "Client") -> bool:
         """Have the program ``name`` here if it was saved on another node. Returns whether it has
-        ended there. Raises :class:`CommandError` if its image cannot be brought here.
+        ended there. Raises :class:`CommandError` if its image cannot be brought here, and
+        :class:`PhosError` if no image could be brought anywhere.
         """
+        if self.images is not None:
+            self.images.require_possible()
         saved = job_images.saved(name)
         if saved is None or saved.node == self.node or job_images.is_newer(client, name):
             return False

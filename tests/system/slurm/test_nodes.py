@@ -89,4 +89,7 @@ def test_an_image_that_stays_on_its_node(cluster: Cluster, bus: str, place: Path
         cluster.ask("scontrol", "update", *there)
         cluster.ask("scontrol", "release", job)
         jobs.wait_for_end(job, "6:0")
-    assert f"was saved on node {first}" in cluster.output(job)
+        assert f"was saved on node {first}" in cluster.output(job)
+        job = jobs.submit(jobs.line(0), "--phos-images=nowhere://images")
+        jobs.wait_for_end(job, "2:0")
+    assert not jobs.lines(job)
