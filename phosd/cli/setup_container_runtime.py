@@ -1,15 +1,17 @@
 """Implement ``phos setup-container-runtime``: have a runtime put the hook into containers.
 
 Runtimes take a device of ours for what is mounted and set in a container that asks for it, by CDI
-(Container Device Interface). Podman and CRI-O look for such descriptions by themselves, Docker and
-containerd where they are told to. The CRIU that they save containers with is told of phosd's plugin
-by settings that runc and crun pass on.
+(Container Device Interface). Podman, CRI-O and containerd look for such descriptions by themselves,
+Docker if it is told to. The CRIU that they save containers with is told of phosd's plugin by
+settings that runc and crun pass on.
 """
 
 import json
 import os
+import re
 import shutil
 import subprocess
+import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,20 +29,14 @@ DEVICE = "phos.io/hook=all"
 DESCRIPTION = Path("/etc/cdi/phos.json")
 DOCKER = Path("/etc/docker/daemon.json")
 CONTAINERD = Path("/etc/containerd/config.toml")
-"""Its settings, which must import those of ours."""
-CONTAINERD_PART = Path("/etc/containerd/conf.d/phos.toml")
 CRIU = (Path("/etc/criu/runc.conf"), Path("/etc/criu/crun.conf"))
 """Settings of the CRIU of runc and crun, with which each of the runtimes saves a container."""
 _CRUN_WITH_SETTINGS = (1, 26)
 """The first crun that tells CRIU of them."""
 _HOOK = "/usr/lib/phos/libphos_hook.so"
-_IMPORTS = f'imports = ["{CONTAINERD_PART.parent}/*.toml"]'
-_ENABLES = """# Written by `phos setup-container-runtime containerd`. Only containerd 1.7 needs it.
-version = 2
-[plugins."io.containerd.grpc.v1.cri"]
-  enable_cdi = true
-  cdi_spec_dirs = ["/etc/cdi", "/var/run/cdi"]
-"""
+_CRI = "io.containerd.grpc.v1.cri"
+_CONTAINERD_WITH_CDI_IF_TOLD = (1, 7)
+_CONTAINERD_WITH_CDI = (2,)
 
 
 @dataclass(frozen=True)
@@ -157,19 +153,24 @@ def _criu_line() -> str:
 
 def _unfit_crun() -> str:
     """Return what to do if there is a crun whose CRIU does not get these settings; empty if not."""
-    if (program := shutil.which("crun")) is None:
+    version, told = _version("crun")
+    if not version or ("+CRIU" in told and version >= _CRUN_WITH_SETTINGS):
         return ""
-    told = subprocess.run([program, "--version"], capture_output=True, text=True, check=False)
-    version, _, rest = told.stdout.removeprefix("crun version ").partition("\n")
-    numbers = [int(part) for part in version.split(".") if part.isdecimal()]
-    if "+CRIU" in rest and numbers >= [*_CRUN_WITH_SETTINGS]:
-        return ""
-    why = "hands no settings on to its CRIU" if "+CRIU" in rest else "is built without CRIU"
-    newer = ".".join(map(str, _CRUN_WITH_SETTINGS))
+    why = "hands no settings on to its CRIU" if "+CRIU" in told else "is built without CRIU"
+    newer, this = (".".join(map(str, each)) for each in (_CRUN_WITH_SETTINGS, version))
     return (
         f"have containers that are to be saved use runc (podman --runtime runc), or crun {newer} or"
-        f" newer: {program} {version} {why}"
+        f" newer: {shutil.which('crun')} {this} {why}"
     )
+
+
+def _version(program: str) -> tuple[tuple[int, ...], str]:
+    """Return the version of a program, and all that it says of it; empty if there is none."""
+    if shutil.which(program) is None:
+        return (), ""
+    told = subprocess.run([program, "--version"], capture_output=True, text=True, check=False)
+    found = re.search(r"\b\d+(\.\d+)+", told.stdout)
+    return tuple(map(int, found[0].split("."))) if found else (), told.stdout
 
 
 # What each runtime needs besides the description.
@@ -213,18 +214,35 @@ def _docker_settings() -> dict[str, Any]:
 
 
 def _set_up_containerd() -> tuple[list[Path], str]:
-    _write(CONTAINERD_PART, _ENABLES)
-    changed = [CONTAINERD_PART]
-    if not CONTAINERD.exists():
-        _write(CONTAINERD, f"version = 2\n{_IMPORTS}\n")
-        return [*changed, CONTAINERD], ""
-    if str(CONTAINERD_PART.parent) in CONTAINERD.read_text():
-        return changed, ""
-    return changed, f"put the line {_IMPORTS} into {CONTAINERD}, before its first section"
+    """Change nothing. containerd 2 looks for devices by itself. What an earlier one imports takes
+    the place of all that the node has in the same section, as NVIDIA's runtime.
+    """
+    version, _ = _version("containerd")
+    if not version or version >= _CONTAINERD_WITH_CDI:
+        return [], ""
+    if version < _CONTAINERD_WITH_CDI_IF_TOLD:
+        known = ".".join(map(str, _CONTAINERD_WITH_CDI_IF_TOLD))
+        return [], f"have containers get the hook by volumes, or use containerd {known} or newer"
+    if _enables_cdi():
+        return [], ""
+    return [], (
+        f'put enable_cdi = true and cdi_spec_dirs = ["/etc/cdi", "/var/run/cdi"] below'
+        f' [plugins."{_CRI}"] in {CONTAINERD}; systemctl restart containerd'
+    )
 
 
-def _undo_containerd() -> tuple[list[Path], str]:
-    return _remove(CONTAINERD_PART), ""
+def _enables_cdi() -> bool:
+    """Return whether the settings of containerd 1.7 have it look for devices."""
+    try:
+        found = tomllib.loads(CONTAINERD.read_text())
+    except FileNotFoundError:
+        return False
+    except ValueError as error:
+        raise CommandError(
+            "Unsupported",
+            f"{CONTAINERD} is not as containerd reads it ({error}); mend it, and try again",
+        ) from error
+    return bool(found.get("plugins", {}).get(_CRI, {}).get("enable_cdi"))
 
 
 _BY_CDI = f"for the CDI device {DEVICE}; pods have volumes instead"
@@ -232,16 +250,13 @@ _RUNTIMES = {
     "podman": _Runtime(_nothing, _nothing, "", may_use_crun=True),
     "crio": _Runtime(_nothing, _nothing, "systemctl restart crio", True, _BY_CDI),
     "docker": _Runtime(_set_up_docker, _undo_docker, "systemctl restart docker"),
-    "containerd": _Runtime(
-        _set_up_containerd, _undo_containerd, "systemctl restart containerd", asks=_BY_CDI
-    ),
+    "containerd": _Runtime(_set_up_containerd, _nothing, "", asks=_BY_CDI),
 }
 
 
 def _others(runtime: str) -> bool:
     """Return whether another runtime was set up that needs the description."""
-    docker = runtime != "docker" and _docker_settings().get("features", {}).get("cdi") is True
-    return docker or (runtime != "containerd" and CONTAINERD_PART.exists())
+    return runtime != "docker" and _docker_settings().get("features", {}).get("cdi") is True
 
 
 def _write(path: Path, text: str) -> None:

@@ -15,7 +15,7 @@ from phosd.cli.main import main
 @pytest.fixture
 def etc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty /etc."""
-    for name in ("DESCRIPTION", "DOCKER", "CONTAINERD", "CONTAINERD_PART"):
+    for name in ("DESCRIPTION", "DOCKER", "CONTAINERD"):
         monkeypatch.setattr(setup, name, tmp_path / getattr(setup, name).relative_to("/etc"))
     for_criu = tuple(tmp_path / path.relative_to("/etc") for path in setup.CRIU)
     monkeypatch.setattr(setup, "CRIU", for_criu)
@@ -38,7 +38,6 @@ def files(etc: Path) -> dict[str, str]:
 
 @pytest.mark.parametrize("runtime", ["podman", "crio", "docker", "containerd"])
 def test_undone_nothing_is_left(etc: Path, runtime: str) -> None:
-    """But for containerd's settings, which only import what is there."""
     assert run(runtime)["changed"]
     (device,) = json.loads(setup.DESCRIPTION.read_text())["devices"]
     edits = device["containerEdits"]
@@ -48,7 +47,6 @@ def test_undone_nothing_is_left(etc: Path, runtime: str) -> None:
     run(runtime, "--undo")
     kept = {name: json.loads(text) for name, text in files(etc).items() if name.endswith(".json")}
     assert kept in ({}, {"docker/daemon.json": {}})
-    assert not setup.CONTAINERD_PART.exists()
     assert not any(path.exists() for path in setup.CRIU)
 
 
@@ -102,13 +100,31 @@ def test_what_others_have_set_stays(etc: Path) -> None:
     assert not setup.DESCRIPTION.exists()
 
 
-def test_settings_with_comments_are_left_to_their_owner(etc: Path) -> None:
+@pytest.mark.parametrize(
+    ("version", "told"),
+    [
+        ("1.6.20~ds1 1.6.20~ds1-1+deb12u3", "get the hook by volumes"),
+        ("1.7.24", "put enable_cdi = true"),
+        ("/v2 2.1.9+unknown", ""),
+    ],
+)
+def test_containerds_settings_are_left_to_their_owner(
+    version: str, told: str, etc: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A part that 1.7 imports would replace what the node has for the CRI."""
+    (etc / "bin").mkdir()
+    program = etc / "bin/containerd"
+    program.write_text(f"#!/bin/sh\necho 'containerd github.com/containerd/containerd {version}'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(etc / "bin"), prepend=os.pathsep)
     setup.CONTAINERD.parent.mkdir()
-    setup.CONTAINERD.write_text("# ours\nversion = 2\n")
-    assert any("imports = " in todo for todo in run("containerd")["todo"])
-    assert setup.CONTAINERD.read_text() == "# ours\nversion = 2\n"
-    setup.CONTAINERD.write_text(f'imports = ["{setup.CONTAINERD_PART.parent}/*.toml"]\n')
-    assert not any("imports = " in todo for todo in run("containerd")["todo"])
+    section = '[plugins."io.containerd.grpc.v1.cri"]\n'
+    setup.CONTAINERD.write_text(f"version = 2\n{section}")
+    todo = [each for each in run("containerd")["todo"] if "containerd" in each]
+    assert [told in each for each in todo] == ([True] if told else [])
+    assert setup.CONTAINERD.read_text() == f"version = 2\n{section}"
+    setup.CONTAINERD.write_text(f"version = 2\n{section}enable_cdi = true\n")
+    assert not [each for each in run("containerd")["todo"] if "cdi" in each]
 
 
 def test_settings_that_are_broken_are_named(etc: Path) -> None:

@@ -37,17 +37,9 @@ def contained(container: Container, place: Path) -> Contained:
     return Contained("single", log, containers.shared(place) / "errors", process, first=pid)
 
 
-@pytest.mark.parametrize("number", range(containers.ROUNDS))
-@pytest.mark.parametrize(
-    "by",
-    [
-        "volumes",
-        pytest.param("device", marks=pytest.mark.skipif(not EVERYTHING, reason="`make test-all`")),
-    ],
-)
+@pytest.mark.parametrize("by", ["volumes"] * containers.ROUNDS + ["device"] * EVERYTHING)
 def test_saved_and_restored_in_another_pod(
     by: str,
-    number: int,
     bus: str,
     place: Path,
     device: str,
