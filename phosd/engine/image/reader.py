@@ -85,8 +85,13 @@ def read_manifest(
     body = unsealed(key.packed, text)
     if body is None:
         raise ImageCorrupt(
-            f"the manifest of image {image_id} is not what was written (its seal is broken)",
-            hint="the image cannot be restored; delete it",
+            f"the manifest of image {image_id} is not what was written "
+            + (
+                "here: it was changed, or saved on another node" if lent else "(its seal is broken)"
+            ),
+            hint="restore it on the node that saved it; there it is damaged, if this is that one"
+            if lent
+            else "the image cannot be restored; delete it",
         )
     made_as = _Format()
     try:

@@ -214,21 +214,74 @@ CR_PLUGIN_DESC = { "other", 0, 0, 2 << 8, 12, { [HOOK] = fails } };
 """A plugin for CRIU, with a hook that fails."""
 
 
+def with_other(place: Path, hook: int, *, first: bool) -> Path:
+    """A folder of phosd's plugin and the other one, of which CRIU finds one first: which depends on
+    the file system, and on names or on what was made first.
+    """
+    ours = next(runtime_plugins().glob("*.so"))
+    for number in range(64):
+        (folder := place / f"plugins-{number}").mkdir()
+        other = folder / f"other{number}.so"
+        if number % 2:
+            shutil.copy(ours, folder)
+        build = ["cc", "-shared", "-fPIC", "-x", "c", f"-DHOOK={hook}", "-", "-o", str(other)]
+        subprocess.run(build, input=OTHER.encode(), check=True)
+        if not number % 2:
+            shutil.copy(ours, folder)
+        if (os.listdir(folder)[0] == other.name) == first:  # noqa: PTH208 - as CRIU reads it
+            return folder
+    raise AssertionError(f"the file system of {place} always lists the same one first")
+
+
 @pytest.mark.parametrize("hook", [10, 11], ids=["pause", "checkpoint"])
 def test_another_plugin_that_fails_leaves_the_program_running(
     hook: int, bus: str, place: Path, undisturbed: Undisturbed
 ) -> None:
     """Such as NVIDIA's, which finds that the driver was told to save the program already."""
-    folder = shutil.copytree(runtime_plugins(), place / "plugins")
-    build = ["cc", "-shared", "-fPIC", "-x", "c", f"-DHOOK={hook}", "-", "-o"]
-    build.append(f"{folder}/other.so")
-    subprocess.run(build, input=OTHER.encode(), check=True)
+    folder = with_other(place, hook, first=True)
     with phosd(bus, place), running(place) as (target, runc):
         (place / "criu.conf").write_text(f"libdir {folder}\n")
         for words in (["--leave-running"], []):
             assert runc.checkpoint(place / "image", *words).returncode != 0
             target.more_steps(2)
         right(target, undisturbed)
+
+
+def test_another_plugin_is_not_asked_after_phosds(
+    bus: str, place: Path, undisturbed: Undisturbed
+) -> None:
+    with phosd(bus, place), running(place) as (target, runc):
+        (place / "criu.conf").write_text(f"libdir {with_other(place, 10, first=False)}\n")
+        succeeded(runc.checkpoint(place / "image"), place)
+        wait_until(lambda: target.process.poll() is not None, "the container to end")
+        position = target.position()
+        runc.delete()
+        succeeded(runc.restore(place / "image"), place)
+        target.first = runc.pid
+        target.wait_for_steps(2, since=position)
+        right(target, undisturbed)
+
+
+def test_another_node_refuses_it_by_name(bus: str, place: Path, undisturbed: Undisturbed) -> None:
+    """The image was carried there whole. Nothing is left, and its own node restores it."""
+    (elsewhere := place / "elsewhere").mkdir()
+    (elsewhere / "run").symlink_to(place / "run")
+    with running(place) as (target, runc):
+        with phosd(bus, place):
+            succeeded(runc.checkpoint(place / "image"), place)
+            wait_until(lambda: target.process.poll() is not None, "the container to end")
+            position = target.position()
+            runc.delete()
+        with phosd(bus, elsewhere):
+            assert runc.restore(place / "image").returncode != 0
+            log = (place / "restore.log").read_text()
+            assert "saved on another node; restore it on the node that saved it" in log
+            runc.delete()
+        with phosd(bus, place):
+            succeeded(runc.restore(place / "image"), place)
+            target.first = runc.pid
+            target.wait_for_steps(2, since=position)
+            right(target, undisturbed)
 
 
 def test_a_restore_without_its_memory_fails(
@@ -251,7 +304,7 @@ def test_a_restore_without_its_memory_fails(
             pack = next(path for path in saved if path.suffix == ".pack")
             manifest.write_bytes(saved[manifest].replace(b'"suspend"', b'"suspenD"'))
             for error, missing in (
-                ("seal is broken", [manifest]),
+                ("is not what was written here: it was changed", [manifest]),
                 ("was not written to the end", [*saved]),
                 ("lacks what phosd has saved", []),
                 (f"{pack.name} of the device memory cannot be opened", []),
