@@ -55,7 +55,10 @@ def _around(phos: Phos, shown: Shown, command: Callable[[], object]) -> dict[str
     began = time.monotonic()
     command()
     took = time.monotonic() - began
+    job = _last_job(phos)
     _await(shown, 3)
+    if job["operation"] == "checkpoint" and job["result"]:
+        phos.do("rm", job["result"])  # one image at a time: they may be as large as the disk
     ends = _ends(shown, first)
     between = [later - earlier for earlier, later in pairwise(ends)]
     usual = statistics.median(between)
@@ -63,14 +66,18 @@ def _around(phos: Phos, shown: Shown, command: Callable[[], object]) -> dict[str
         "command_s": round(took, 3),
         "usual_s": round(usual, 4),
         "stood_s": round(max(between) - usual, 3),
-        **_phases(phos),
+        **_phases(job),
     }
 
 
-def _phases(phos: Phos) -> dict[str, Any]:
-    """Return the mode of the last job, and the seconds of its phases."""
+def _last_job(phos: Phos) -> dict[str, Any]:
     number = max(int(job["job"]) for job in phos.do("jobs"))
     (job,) = phos.do("jobs", str(number))
+    return job
+
+
+def _phases(job: dict[str, Any]) -> dict[str, Any]:
+    """Return the mode of a job, and the seconds of its phases."""
     told: dict[str, list[tuple[str, float]]] = {"stopped": [], "ran": []}
     for phase in job["phases"]:
         found = told["stopped" if phase["stopped"] else "ran"]

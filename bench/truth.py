@@ -222,5 +222,7 @@ def judged(summary: Summary, instance: Instance, *, in_table: bool) -> Judged:
         return next(around, None)
 
     analysis = of_launch(summary, launch, extent).verdict.value
-    told = in_hook.accesses(_MODULE, instance.kernel, launch) if in_table else None
+    if not in_table:
+        return Judged(_UNKNOWN, analysis)
+    told = in_hook.accesses(_MODULE, instance.kernel, launch, instance.extents)
     return Judged(_UNKNOWN if told is None else told.verdict, analysis)

@@ -18,15 +18,18 @@ def verdicts(arguments: argparse.Namespace) -> None:
     with running(arguments.program) as (pid, runtime):
         with Node(NodeConfig(state, runtime)) as node:
             analysed = analyse(node, pid, arguments.analyse_seconds)
+        first = count(pid, runtime, arguments.seconds)
         counted = count(pid, runtime, arguments.seconds)
         store(pid, counted, arguments)
-        print(json.dumps(row(arguments, pid, analysed, counted)), flush=True)
+        print(json.dumps(row(arguments, pid, analysed, first, counted)), flush=True)
 
 
 def row(
-    arguments: argparse.Namespace, pid: int, analysed: Analysed, counted: Counted
+    arguments: argparse.Namespace, pid: int, analysed: Analysed, first: Counted, counted: Counted
 ) -> dict[str, Any]:
-    """Return the result: launches by verdict, in all and by library, and what looks took."""
+    """Return the result: launches by verdict, in all and by library, and what looks took: the first
+    ones with a table, and those after them, most of which the hook remembers.
+    """
     libraries: defaultdict[str, dict[str, int]] = defaultdict(_none)
     for kernel in counted.kernels:
         each = {
@@ -40,22 +43,27 @@ def row(
         for name in ("all", library_of(pid, counted.images.get(kernel.module))):
             for key, number in each.items():
                 libraries[name][key] += number
-    looks = counted.looks
     return {
         "verdicts": " ".join(arguments.program),
         "seconds": arguments.seconds,
         "analysed": analysed.row(),
         **libraries.pop("all", _none()),
-        "looks": {
-            "submissions": looks.submissions,
-            "conservative": looks.conservative,
-            "mean_s": looks.looked_ns / 1e9 / max(1, looks.submissions),
-            "median_s": looks.look_median_ns / 1e9,
-            "p99_s": looks.look_p99_ns / 1e9,
-            "p999_s": looks.look_p999_ns / 1e9,
-            "worst_s": looks.look_worst_ns / 1e9,
-        },
+        "first_looks": _took(first),
+        "looks": _took(counted),
         "libraries": dict(sorted(libraries.items(), key=lambda one: -one[1]["launches"])),
+    }
+
+
+def _took(counted: Counted) -> dict[str, float]:
+    looks = counted.looks
+    return {
+        "submissions": looks.submissions,
+        "conservative": looks.conservative,
+        "mean_s": looks.looked_ns / 1e9 / max(1, looks.submissions),
+        "median_s": looks.look_median_ns / 1e9,
+        "p99_s": looks.look_p99_ns / 1e9,
+        "p999_s": looks.look_p999_ns / 1e9,
+        "worst_s": looks.look_worst_ns / 1e9,
     }
 
 

@@ -27,6 +27,7 @@
 #include "intercept/legacy_ipc.h"
 #include "memory/shared_events.h"
 #include "park/quiesce.h"
+#include "ranges/launch_ranges.h"
 
 namespace phos::control {
 namespace {
@@ -39,8 +40,9 @@ using wire::Type;
 
 constexpr size_t kMaxClients = 8;
 constexpr int kNoClient = -1;
-constexpr int kDeaf = 100;  // milliseconds without new connections after accepting one failed
-constexpr int kWary = 20;   // milliseconds between two checks while the program closes descriptors
+constexpr int kRefining = 10;  // milliseconds between launches that are computed again
+constexpr int kDeaf = 100;     // milliseconds without new connections after accepting one failed
+constexpr int kWary = 20;  // milliseconds between two checks while the program closes descriptors
 
 // Everything here is used only by the hook's thread.
 std::string folder;
@@ -337,6 +339,7 @@ void serve_once() {
     handlers::tidy();
     safe_points::tidy();
     shared_events::keep_promises_of_the_dead();
+    const bool is_refining = gate::state() == State::running && ranges::refine();
     const uint64_t now = monotonic_ns();
     const bool deaf = now < deaf_until;
     std::vector<pollfd> watched{{deaf ? -1 : listener, POLLIN, 0},
@@ -345,6 +348,7 @@ void serve_once() {
     for (const int client : clients) watched.push_back({client, POLLIN, 0});
     // The deadline of a closing gate is checked even if no client calls.
     const int patience = gate::state() == State::closing ? 20
+                         : is_refining                   ? kRefining
                          : now < wary_until              ? kWary
                          : deaf                          ? kDeaf
                                                          : 1000;

@@ -141,6 +141,29 @@ std::pair<const uint64_t, Mapping>* find(uint64_t address) {
     return address - at->first < at->second.size ? &*at : nullptr;
 }
 
+bool extent_of(uint64_t address, uint64_t* begin, uint64_t* end) {
+    const auto above = by_address.upper_bound(address);
+    if (above == by_address.begin()) return false;
+    auto first = std::prev(above);
+    if (address - first->first >= first->second.size) return false;
+    const auto is_programs = [](const Mapping& one) {
+        return one.block->flags & wire::kProgramVmm;
+    };
+    *begin = first->first;
+    *end = first->first + first->second.size;
+    if (!is_programs(first->second)) return true;
+    for (; first != by_address.begin(); *begin = first->first) {
+        const auto before = std::prev(first);
+        if (!is_programs(before->second) || before->first + before->second.size != *begin) break;
+        first = before;
+    }
+    for (auto next = above; next != by_address.end() && next->first == *end; ++next) {
+        if (!is_programs(next->second)) break;
+        *end += next->second.size;
+    }
+    return true;
+}
+
 bool needs_reexport(const Block& block) {
     return !block.foreign && block.borrowed && block.descriptor < 0 &&
            !(block.flags & wire::kImported);  // a peer has it, too

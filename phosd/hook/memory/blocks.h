@@ -67,6 +67,9 @@ CUresult map_again(uint64_t address, const Mapping& mapping);  // as it was, aft
 CUresult unmap(uint64_t address, uint64_t size);
 CUresult set_access(uint64_t address, uint64_t size, const CUmemAccessDesc* access, size_t count);
 std::pair<const uint64_t, Mapping>* find(uint64_t address);
+// Sets the memory that a pointer to `address` can reach: the mapping that contains it, and the
+// program's own mappings that adjoin it, since an allocation may span them. False if there is none.
+bool extent_of(uint64_t address, uint64_t* begin, uint64_t* end);
 
 // Returns whether the block is an import because of a checkpoint: the program cannot share it as
 // is.

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstring>
 #include <mutex>
+#include <utility>
 
 namespace phos::ranges {
 namespace {
@@ -12,18 +13,34 @@ using table::kNone;
 
 constexpr uint32_t kMostCases = 32;
 constexpr uint32_t kMostChoices = 256;
-// Of one launch, some nanoseconds each. What is not computed by then is known by its origin alone.
-constexpr uint32_t kSteps = 2'000;
+// Of one launch, some nanoseconds each, while it waits, and later. What is not computed by then is
+// known by its origin alone.
+constexpr uint32_t kStepsBefore = 1'000;
+constexpr uint32_t kStepsLater = 32'000;
+// No memory is mapped below it (vm.mmap_min_addr): such an input is no pointer.
+constexpr uint64_t kLeastAddress = 1u << 16;
 
-std::mutex mutex;  // guards the two
-Evaluation of_others(nullptr);
-Evaluation evaluation(&of_others);
+struct Evaluations {
+    Evaluation of_others{nullptr};
+    Evaluation one{&of_others};
+};
+std::mutex mutex;  // guards what is remembered, and the evaluations of launches
+
+// They are large, and not touched in a process whose launches are not looked at.
+Evaluation& evaluation_of_launches() {
+    static Evaluations them;
+    return them.one;
+}
+Evaluation& evaluation_of_thread() {  // the hook's
+    static Evaluations them;
+    return them.one;
+}
 
 void add_origin(uint32_t input, uint32_t use, Accesses* found) {
     uint32_t at = 0;
     while (at < found->origin_count && found->origins[at].input != input) ++at;
     if (at == Accesses::kMostOrigins) {
-        found->unknown |= use;
+        found->unknown |= use & table::kUses;
         return;
     }
     if (at == found->origin_count) found->origins[found->origin_count++] = {input, 0};
@@ -34,16 +51,18 @@ void add_origin(uint32_t input, uint32_t use, Accesses* found) {
 void add_origins(const summaries::View& view, const table::Access& access, Accesses* found) {
     if (access.flags & table::kUnknownOrigin) found->unknown |= access.use;
     if (access.flags & table::kFromAnyWord) found->anywhere |= access.use;
+    const uint32_t use = access.use | (access.origins.count == 1 ? Accesses::kAlone : 0);
     for (uint32_t i = 0; i < access.origins.count; ++i)
-        add_origin(view.refs[access.origins.at + i], access.use, found);
+        add_origin(view.refs[access.origins.at + i], use, found);
 }
 
 // Evaluates accesses for a launch, one alternative after the other: those in a row that the same
 // holds of at once, as are most of an unrolled loop.
 class Search {
   public:
-    Search(const summaries::Summary& summary, const Launch& launch, Budget* budget)
-        : view_(summary.view), launch_(launch), budget_(budget) {}
+    Search(Evaluation* evaluation, const summaries::Summary& summary, const Launch& launch,
+           Budget* budget)
+        : evaluation_(*evaluation), view_(summary.view), launch_(launch), budget_(budget) {}
 
     // Adds where the accesses are, by their address or else by their origin. Returns the next one.
     const table::Access* run(const table::Access* first, Accesses* found) {
@@ -55,7 +74,7 @@ class Search {
         for (size_t i = 0; i < count; ++i) lost[i] = first[i].address == kNone;
         const bool is_split = split(*first);
         for (uint32_t one = 0; is_split && one < cases_ && budget_->left; ++one) {
-            evaluation.next();
+            evaluation_.next();
             if (!assume(*first, one)) continue;
             for (size_t i = 0; i < count; ++i) lost[i] = lost[i] || !evaluate(first[i], found);
         }
@@ -72,15 +91,15 @@ class Search {
 
     // Chooses the alternatives; one that has all of them if there are too many.
     bool split(const table::Access& access) {
-        evaluation.begin(view_, launch_, budget_);
+        evaluation_.begin(view_, launch_, budget_);
         const uint32_t* const decided = view_.refs + access.decided.at;
         for (uint32_t i = 0; i < access.decided.count; i += 2)
-            evaluation.decide(decided[i], decided[i + 1]);
+            evaluation_.decide(decided[i], decided[i + 1]);
         cases_ = 1;
         if (access.choices.count > kMostChoices) return false;
         keys_ = access.choices.count;
         for (uint32_t i = 0; i < keys_; ++i) {
-            places_[i] = evaluation.places(view_.refs[access.choices.at + i]);
+            places_[i] = evaluation_.places(view_.refs[access.choices.at + i]);
             if (!places_[i]) return false;
             cases_ *= static_cast<uint32_t>(__builtin_popcountll(places_[i]));
             if (cases_ > kMostCases) {
@@ -109,25 +128,25 @@ class Search {
             for (uint32_t skip = rest % count; skip; --skip) left &= left - 1;
             rest /= count;
             chosen[i] = static_cast<uint32_t>(__builtin_ctzll(left));
-            evaluation.choose(view_.refs[access.choices.at + i], chosen[i]);
+            evaluation_.choose(view_.refs[access.choices.at + i], chosen[i]);
         }
         for (uint32_t i = 0; i < loops_; ++i)
-            evaluation.enter(view_.refs[access.loops.at + i], iterations >> i & 1);
+            evaluation_.enter(view_.refs[access.loops.at + i], iterations >> i & 1);
         for (uint32_t i = 0; i < access.facts.count; ++i)
-            evaluation.constrain(view_.conditions[view_.refs[access.facts.at + i]], true);
+            evaluation_.constrain(view_.conditions[view_.refs[access.facts.at + i]], true);
         for (uint32_t i = 0; i < keys_; ++i) {
             const table::Key& key = view_.keys[view_.refs[access.choices.at + i]];
             if (key.kind == table::kIf)
-                evaluation.constrain(view_.conditions[key.at], chosen[i] == 0);
+                evaluation_.constrain(view_.conditions[key.at], chosen[i] == 0);
         }
-        return evaluation.state() == Evaluation::State::fine;
+        return evaluation_.state() == Evaluation::State::fine;
     }
 
     // Adds where an access is in this case; false if it is not known.
     bool evaluate(const table::Access& access, Accesses* found) {
         uint32_t base = kNoBase;
         Bounds ends;
-        switch (evaluation.bounds(access.address, &base, &ends)) {
+        switch (evaluation_.bounds(access.address, &base, &ends)) {
             case Evaluation::State::fine:
                 return ends.known() && note(access, base, ends, found);
             case Evaluation::State::impossible:
@@ -181,6 +200,7 @@ class Search {
         }
     }
 
+    Evaluation& evaluation_;
     const summaries::View& view_;
     const Launch& launch_;
     Budget* const budget_;
@@ -193,7 +213,7 @@ class Search {
 
 // Results of launches, by all that they depend on: the inputs are hashed, to 128 bits. Read without
 // a lock: a reader that sees the sequence change has read a part of something else.
-constexpr size_t kSets = 512;  // a power of two
+constexpr size_t kSets = 4096;  // a power of two
 constexpr size_t kWays = 4;
 constexpr size_t kKeyWords = 6;
 constexpr size_t kRangeWords = 3;
@@ -239,8 +259,10 @@ class Memory {
     // Needs the mutex.
     void remember(const Accesses& found) const {
         Slot* slot = &set_[replaced++ % kWays];
-        for (Slot* one = set_; one != set_ + kWays; ++one)
+        for (Slot* one = set_ + kWays; one-- != set_;)
             if (!one->sequence.load(std::memory_order_relaxed)) slot = one;
+        for (Slot* one = set_; one != set_ + kWays; ++one)
+            if (has_key(*one)) slot = one;
         const uint32_t sequence = slot->sequence.load(std::memory_order_relaxed);
         slot->sequence.store(sequence + 1, std::memory_order_relaxed);
         for (size_t i = 0; i < kKeyWords; ++i) put(slot, i, key_[i]);
@@ -261,11 +283,16 @@ class Memory {
     }
 
   private:
+    bool has_key(const Slot& slot) const {
+        for (size_t i = 0; i < kKeyWords; ++i)
+            if (word(slot, i) != key_[i]) return false;
+        return true;
+    }
+
     bool recall(const Slot& slot, Accesses* found) const {
         const uint32_t sequence = slot.sequence.load(std::memory_order_acquire);
         if (sequence & 1) return false;
-        for (size_t i = 0; i < kKeyWords; ++i)
-            if (word(slot, i) != key_[i]) return false;
+        if (!has_key(slot)) return false;
         size_t at = kKeyWords;
         const uint64_t head = word(slot, at++);
         found->unknown = head & table::kUses;
@@ -302,10 +329,12 @@ class Memory {
     uint64_t key_[kKeyWords];
 };
 
-void compute_locked(const summaries::Summary& summary, const Launch& launch, Accesses* found) {
+// Returns whether the steps have sufficed.
+bool compute(Evaluation& evaluation, uint32_t steps, const summaries::Summary& summary,
+             const Launch& launch, Accesses* found) {
     const summaries::View& view = summary.view;
-    Budget budget{kSteps};
-    Search search(summary, launch, &budget);
+    Budget budget{steps};
+    Search search(&evaluation, summary, launch, &budget);
     found->unknown = 0;
     found->anywhere = 0;
     found->widened = 0;
@@ -316,15 +345,107 @@ void compute_locked(const summaries::Summary& summary, const Launch& launch, Acc
             if (one->input == kNone)
                 found->anywhere |= one->use;
             else
-                add_origin(one->input, one->use, found);
+                add_origin(one->input, one->use | Accesses::kAlone, found);
         if (!(summary.row->flags & table::kReadsKnown))
             found->unknown |= table::kRead | table::kReadFirst;
         if (!(summary.row->flags & table::kWritesKnown)) found->unknown |= table::kWritten;
-        return;
+        return true;
     }
     const table::Access* one = view.accesses;
     while (one != view.accesses + view.body->accesses) one = search.run(one, found);
+    return budget.left;
 }
+
+// Launches that had not enough steps, in the order in which they came. One that comes while there
+// is no room stays as it is until it is forgotten.
+struct Hurried {
+    const summaries::Summary* summary;
+    uint32_t sizes[6];
+    uint64_t inputs[table::kMaxInputs];
+};
+constexpr size_t kMostHurried = 128;
+Hurried hurried[kMostHurried];  // guarded by the mutex, as the next two
+size_t hurried_first = 0;
+size_t hurried_count = 0;
+
+void refine_later(const summaries::Summary& summary, const Launch& launch) {
+    if (hurried_count == kMostHurried) return;
+    Hurried& one = hurried[(hurried_first + hurried_count++) % kMostHurried];
+    one.summary = &summary;
+    std::copy(std::begin(launch.sizes), std::end(launch.sizes), one.sizes);
+    std::copy_n(launch.inputs, summary.view.body->inputs, one.inputs);
+}
+
+// Judges launches of which allocations count where ranges are not known.
+class Judge {
+  public:
+    Judge(const Accesses& found, const uint64_t* inputs) : found_(found), inputs_(inputs) {}
+
+    kernels::Verdict verdict(bool (*extent_of)(uint64_t, Extent*)) {
+        if (!(uses() & table::kReadFirst) || !(uses() & table::kWritten))
+            return kernels::kIdempotent;
+        if ((found_.unknown | found_.anywhere) & kCounted) return kernels::kUndecided;
+        for (uint32_t i = 0; i < found_.range_count; ++i) {
+            const Range& range = found_.ranges[i];
+            if (!is_whole(range, inputs_)) return kernels::kUndecided;
+            const uint64_t begin = begin_of(range, inputs_);
+            add({begin, begin + range.length}, range.use);
+        }
+        if (any_meet()) return found_.widened ? kernels::kUndecided : kernels::kOverwrites;
+        if (!add_origins(extent_of) || any_meet()) return kernels::kUndecided;
+        return kernels::kIdempotent;
+    }
+
+  private:
+    static constexpr uint32_t kCounted = table::kReadFirst | table::kWritten;
+    struct Place {
+        Extent extent;
+        uint32_t use;
+    };
+
+    uint32_t uses() const {
+        uint32_t all = found_.unknown | found_.anywhere;
+        for (uint32_t i = 0; i < found_.origin_count; ++i) all |= found_.origins[i].use;
+        for (uint32_t i = 0; i < found_.range_count; ++i) all |= found_.ranges[i].use;
+        return all;
+    }
+
+    void add(const Extent& extent, uint32_t use) {
+        if (use & kCounted) places_[count_++] = {extent, use};
+    }
+
+    // False if it is not known where all origins point to. One that is no pointer is none of those
+    // that an access comes from, if there is another.
+    bool add_origins(bool (*extent_of)(uint64_t, Extent*)) {
+        bool any_null = false;
+        for (uint32_t i = 0; i < found_.origin_count; ++i) {
+            const auto& [input, use] = found_.origins[i];
+            if (!(use & kCounted)) continue;
+            const uint64_t address = inputs_[input];
+            Extent extent{};
+            if (extent_of(address, &extent))
+                add(extent, use);
+            else if (address >= kLeastAddress || use & Accesses::kAlone ||
+                     std::exchange(any_null, true))
+                return false;
+        }
+        return true;
+    }
+
+    bool any_meet() const {
+        for (const Place* one = places_; one != places_ + count_; ++one)
+            for (const Place* other = places_; other != places_ + count_; ++other)
+                if (one->use & table::kReadFirst && other->use & table::kWritten &&
+                    one->extent.begin < other->extent.end && other->extent.begin < one->extent.end)
+                    return true;
+        return false;
+    }
+
+    const Accesses& found_;
+    const uint64_t* const inputs_;
+    uint32_t count_ = 0;
+    Place places_[Accesses::kMostRanges + Accesses::kMostOrigins];
+};
 
 }  // namespace
 
@@ -353,42 +474,43 @@ bool read_inputs(const kernels::Kernel& kernel, const summaries::Summary& summar
 }
 
 kernels::Verdict judge(const summaries::Summary& summary, const Accesses& found,
-                       const uint64_t* inputs) {
+                       const uint64_t* inputs,
+                       bool (*extent_of)(uint64_t address, Extent* extent)) {
     if (summary.row->flags & table::kPrints) return kernels::kOverwrites;
     if (summary.row->flags & table::kOverwritesNothing) return kernels::kIdempotent;
-    uint32_t uses = found.unknown | found.anywhere;
-    for (uint32_t i = 0; i < found.origin_count; ++i) uses |= found.origins[i].use;
-    bool is_told = !(uses & (table::kReadFirst | table::kWritten));
-    for (uint32_t i = 0; i < found.range_count; ++i) {
-        uses |= found.ranges[i].use;
-        is_told &= is_whole(found.ranges[i], inputs);
-    }
-    if (!(uses & table::kReadFirst) || !(uses & table::kWritten)) return kernels::kIdempotent;
-    if (!is_told) return kernels::kUndecided;
-    const auto meet = [&](const Range& one, const Range& other) {
-        const uint64_t begin = begin_of(one, inputs);
-        const uint64_t at = begin_of(other, inputs);
-        return begin < at + other.length && at < begin + one.length;
-    };
-    for (uint32_t i = 0; i < found.range_count; ++i)
-        for (uint32_t j = 0; j < found.range_count; ++j)
-            if (found.ranges[i].use & table::kReadFirst && found.ranges[j].use & table::kWritten &&
-                meet(found.ranges[i], found.ranges[j]))
-                return found.widened ? kernels::kUndecided : kernels::kOverwrites;
-    return kernels::kIdempotent;
+    return Judge(found, inputs).verdict(extent_of);
 }
 
 void compute(const summaries::Summary& summary, const Launch& launch, Accesses* found) {
     const std::lock_guard lock(mutex);
-    compute_locked(summary, launch, found);
+    compute(evaluation_of_launches(), kStepsLater, summary, launch, found);
 }
 
 void find(const summaries::Summary& summary, const Launch& launch, Accesses* found) {
     const Memory memory(summary, launch);
     if (memory.recall(found)) return;
     const std::lock_guard lock(mutex);
-    compute_locked(summary, launch, found);
+    if (!compute(evaluation_of_launches(), kStepsBefore, summary, launch, found))
+        refine_later(summary, launch);
     memory.remember(*found);
+}
+
+bool refine() {
+    static Hurried next;  // of the hook's thread, whose stack is small
+    {
+        const std::lock_guard lock(mutex);
+        if (!hurried_count) return false;
+        next = hurried[hurried_first++ % kMostHurried];
+        --hurried_count;
+    }
+    Launch launch{{}, next.inputs};
+    std::copy(std::begin(next.sizes), std::end(next.sizes), launch.sizes);
+    Accesses found;
+    compute(evaluation_of_thread(), kStepsLater, *next.summary, launch, &found);
+    const Memory memory(*next.summary, launch);
+    const std::lock_guard lock(mutex);
+    memory.remember(found);
+    return hurried_count;
 }
 
 }  // namespace phos::ranges

@@ -38,11 +38,17 @@ struct Accesses {
     uint32_t range_count;
     uint32_t origin_count;
     Range ranges[kMostRanges];
-    // Accesses of which only the memory block is known: that which an input points into.
+    // Accesses of which only the allocation is known: that which an input points into.
     struct Origin {
         uint32_t input;
-        uint32_t use;
+        uint32_t use;  // table::Use, and kAlone
     } origins[kMostOrigins];
+    static constexpr uint32_t kAlone = 8;  // some access comes from nowhere else
+};
+
+struct Extent {
+    uint64_t begin;
+    uint64_t end;
 };
 
 // What a launch is given.
@@ -56,13 +62,18 @@ struct Arguments {
 bool read_inputs(const kernels::Kernel& kernel, const summaries::Summary& summary,
                  const Arguments& arguments, uint64_t* inputs);
 
-// Returns whether memory would be the same if the launch were run again.
+// Returns whether memory would be the same if the launch were run again. `extent_of` sets what is
+// allocated around an address; false: nothing that is known.
 kernels::Verdict judge(const summaries::Summary& summary, const Accesses& found,
-                       const uint64_t* inputs);
+                       const uint64_t* inputs, bool (*extent_of)(uint64_t address, Extent* extent));
 
 // Returns what the launch accesses. `launch` has the inputs from read_inputs().
 void find(const summaries::Summary& summary, const Launch& launch, Accesses* found);
-// The same, but always computed.
+// The same, but always computed, with all the time that it may take.
 void compute(const summaries::Summary& summary, const Launch& launch, Accesses* found);
+
+// Computes to the end, and remembers, what find() had not the time for, one launch at a call. False
+// if nothing is left. Called by the hook's thread.
+bool refine();
 
 }  // namespace phos::ranges

@@ -16,6 +16,19 @@ struct Found {
     uint32_t is_origin;  // an address: the memory block that it is in
 };
 
+// What is allocated in this launch.
+const ranges::Extent* extents = nullptr;
+size_t extent_count = 0;
+
+bool extent_of(uint64_t address, ranges::Extent* extent) {
+    for (const auto* one = extents; one != extents + extent_count; ++one)
+        if (one->begin <= address && address < one->end) {
+            *extent = *one;
+            return true;
+        }
+    return false;
+}
+
 }  // namespace
 }  // namespace phos
 
@@ -29,9 +42,16 @@ extern "C" __attribute__((visibility("default"))) const char* take_table(int des
     return text.c_str();
 }
 
+// Sets what is allocated while launches are asked for: `count` extents, which stay the caller's.
+extern "C" __attribute__((visibility("default"))) void allocate(const ranges::Extent* some,
+                                                                size_t count) {
+    extents = some;
+    extent_count = count;
+}
+
 // Sets what a launch with these parameters accesses, at most `most`; each through remembered
-// results with `remembered`. Returns how many there are; -1: the kernel is not known. `unknown`
-// gets the uses of which not all is told, `verdict` a kernels::Verdict.
+// results, when they are refined, with `remembered`. Returns how many there are; -1: the kernel is
+// not known. `unknown` gets the uses of which not all is told, `verdict` a kernels::Verdict.
 extern "C" __attribute__((visibility("default"))) int ranges_of(uint64_t module, const char* name,
                                                                 const unsigned char* parameters,
                                                                 size_t size, const uint32_t* sizes,
@@ -48,9 +68,11 @@ extern "C" __attribute__((visibility("default"))) int ranges_of(uint64_t module,
     std::memcpy(launch.sizes, sizes, sizeof launch.sizes);
     ranges::Accesses accesses;
     if (remembered) ranges::find(*summary, launch, &accesses);
+    while (ranges::refine()) {
+    }
     (remembered ? ranges::find : ranges::compute)(*summary, launch, &accesses);
     *unknown = accesses.unknown | accesses.anywhere;
-    *verdict = ranges::judge(*summary, accesses, inputs);
+    *verdict = ranges::judge(*summary, accesses, inputs, extent_of);
     int count = 0;
     for (uint32_t i = 0; i < accesses.range_count && count < most; ++i) {
         const ranges::Range& one = accesses.ranges[i];

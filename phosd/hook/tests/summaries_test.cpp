@@ -33,8 +33,9 @@ void append(std::string* bytes, const std::vector<Part>& parts) {
 }
 
 // A kernel (a, b, n) that reads a[i] and writes b[i] of the 4-byte elements i < n, and whose other
-// accesses have a node of each kind.
-std::string body(int64_t bytes_each) {
+// accesses have a node of each kind. It writes `more` times to the same element, each time on a
+// condition of its own.
+std::string body(int64_t bytes_each, uint32_t more) {
     std::vector<table::Role> roles{{1, 1}, {2, 2}, {table::kNone, 1}};
     std::vector<table::Input> inputs{{16, 4}, {0, 8}, {8, 8}};
     std::vector<uint32_t> refs{6, 10, 0, 2, 1, 0, 0, 12, 13};
@@ -85,6 +86,11 @@ std::string body(int64_t bytes_each) {
         {19, 4, 2, 0, 0, first, none, none, none, {3, 1}},
         {20, 4, 1, 2, 0, {at + 4, 3}, none, first, first, {4, 1}},
     };
+    for (uint32_t i = 0; i < more; ++i) {
+        accesses.push_back(accesses[1]);
+        accesses.back().facts.at = static_cast<uint32_t>(refs.size());
+        refs.push_back(0);
+    }
     const table::Body head{static_cast<uint32_t>(roles.size()),
                            static_cast<uint32_t>(inputs.size()),
                            static_cast<uint32_t>(nodes.size()),
@@ -111,8 +117,8 @@ std::string body(int64_t bytes_each) {
     return bytes;
 }
 
-std::string make_table(int64_t bytes_each = 4) {
-    const std::string inside = body(bytes_each);
+std::string make_table(int64_t bytes_each = 4, uint32_t more = 0) {
+    const std::string inside = body(bytes_each, more);
     const size_t body_at = sizeof(table::Header) + sizeof(table::Kernel);
     const uint64_t size = body_at + inside.size() + kName.size();
     std::string bytes;
@@ -170,6 +176,28 @@ void the_table_is_understood() {
     const ranges::Accesses nothing = evaluate(*summary, 0, false);
     for (uint32_t i = 0; i < nothing.range_count; ++i)
         CHECK(!(nothing.ranges[i].use & table::kWritten));
+}
+
+// What takes too long before a launch is known by its origin then, and exactly later.
+void a_hurried_launch_is_refined() {
+    CHECK(!ranges::refine());
+    CHECK(add(make_table(4, 200)).count == 1);
+    const summaries::Summary& summary = *summaries::find(kModule, kName, kLayout);
+    const auto is_exact = [](const ranges::Accesses& found) {
+        uint32_t written = found.unknown;
+        for (uint32_t i = 0; i < found.origin_count; ++i) written |= found.origins[i].use;
+        return !(written & table::kWritten);
+    };
+    CHECK(!is_exact(evaluate(summary, 100, true)) && !is_exact(evaluate(summary, 101, true)));
+    CHECK(is_exact(evaluate(summary, 100, false)));
+    CHECK(ranges::refine() && is_exact(evaluate(summary, 100, true)));
+    CHECK(!ranges::refine() && is_exact(evaluate(summary, 101, true)));
+    for (uint64_t n = 200; n < 1000; ++n)
+        evaluate(summary, n, true);  // more than there is room for
+    while (ranges::refine()) {
+    }
+    CHECK(is_exact(evaluate(summary, 200, true)) && !is_exact(evaluate(summary, 999, true)));
+    CHECK(add(make_table()).count == 1);
 }
 
 void try_it(const std::string& bytes) {
@@ -238,6 +266,9 @@ void tables_come_while_others_read() {
                 }
             }
         });
+    threads.emplace_back([&] {  // the hook's
+        while (!stop) ranges::refine();
+    });
     for (int round = 0; round < kRounds; ++round)
         CHECK(add(make_table(round % 2 ? 4 : 8)).count == 1);
     stop = true;
@@ -249,6 +280,7 @@ void tables_come_while_others_read() {
 
 int main() {
     phos::the_table_is_understood();
+    phos::a_hurried_launch_is_refined();
     phos::what_is_wrong_does_no_harm();
     phos::tables_come_while_others_read();
     std::puts("ok");

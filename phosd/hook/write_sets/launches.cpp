@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <iterator>
 
+#include "memory/blocks.h"
+
 namespace phos::write_sets {
 
 Analysed::Analysed(const kernels::Kernel& kernel, const Shape& shape,
@@ -14,6 +16,16 @@ Analysed::Analysed(const kernels::Kernel& kernel, const Shape& shape,
     ranges::find(*known, launch, &found);
     summary = known;
 }
+
+kernels::Verdict Analysed::verdict() const {
+    if (!summary) return kernels::kUndecided;
+    const auto extent_of = [](uint64_t address, ranges::Extent* extent) {
+        const std::lock_guard lock(blocks::mutex);
+        return blocks::extent_of(address, &extent->begin, &extent->end);
+    };
+    return ranges::judge(*summary, found, inputs, extent_of);
+}
+
 bool find_arguments(void* const* parameters, void* const* extra, ranges::Arguments* found) {
     *found = {parameters, nullptr, 0};
     if (parameters || !extra) return true;

@@ -85,9 +85,7 @@ struct Analysed {
 
     Analysed() = default;
     Analysed(const kernels::Kernel& kernel, const Shape& shape, const ranges::Arguments& arguments);
-    kernels::Verdict verdict() const {
-        return summary ? ranges::judge(*summary, found, inputs) : kernels::kUndecided;
-    }
+    kernels::Verdict verdict() const;
 
     // Calls bytes(address, count) and reach(address) of `written`, as of a Prediction, for what the
     // launch writes. Returns false, without a call, if that is not all told.

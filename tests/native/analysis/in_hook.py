@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from phosd.engine.analysis.evaluation import Launch
+from phosd.engine.analysis.idempotency import Verdict, of_launch
 from phosd.engine.analysis.opcodes import Use
 from phosd.engine.analysis.ranges import Span, merged, spans
 from phosd.engine.analysis.summary import Summary
@@ -60,9 +62,19 @@ def take(table: bytes) -> str:
 
 
 def accesses(
-    module: int, name: str, launch: Launch, *, remembered: bool = False
+    module: int,
+    name: str,
+    launch: Launch,
+    allocated: Sequence[tuple[int, int]] = (),
+    *,
+    remembered: bool = False,
 ) -> Accesses | None:
-    """Return what the hook says of a launch; None: it does not know the kernel."""
+    """Return what the hook says of a launch; None: it does not know the kernel. ``allocated``:
+    ``[begin, end)`` of what the process has.
+    """
+    flat = [end for extent in allocated for end in extent]
+    extents = (ctypes.c_uint64 * len(flat))(*flat)
+    _library().allocate(extents, ctypes.c_size_t(len(allocated)))
     found = (_Found * MOST)()
     unknown, verdict = ctypes.c_uint32(), ctypes.c_uint32()
     sizes = (ctypes.c_uint32 * 6)(*launch.block, *launch.grid)
@@ -94,14 +106,17 @@ def errors(module: int, summary: Summary, seen: Seen) -> list[str]:
     software GPU saw, or the analysis found, and the hook does not.
     """
     name = seen.kernel.name
-    found = accesses(module, name, seen.launch)
+    found = accesses(module, name, seen.launch, seen.extents())
     if found is None:
         return [f"{name} is not in the table"]
     wrong = []
-    if accesses(module, name, seen.launch, remembered=True) != found:
+    if accesses(module, name, seen.launch, seen.extents(), remembered=True) != found:
         wrong.append(f"{name} is remembered otherwise")
     if found.verdict == "idempotent" and not seen.same:
         wrong.append(f"{name} is not idempotent, as the hook says")
+    verdict = of_launch(summary, seen.launch, seen.allocated).verdict
+    if found.verdict == "idempotent" and verdict is not Verdict.IDEMPOTENT:
+        wrong.append(f"{name} is idempotent, says the hook, and the analysis does not")
     for use, real in (("read", seen.read), ("written", seen.written)):
         if use in found.unknown:
             continue
@@ -121,7 +136,7 @@ def errors(module: int, summary: Summary, seen: Seen) -> list[str]:
 
 def is_idempotent(module: int, seen: Seen) -> bool:
     """Return whether the launch may be run again, as the hook says."""
-    found = accesses(module, seen.kernel.name, seen.launch)
+    found = accesses(module, seen.kernel.name, seen.launch, seen.extents())
     return found is not None and found.verdict == "idempotent"
 
 

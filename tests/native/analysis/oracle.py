@@ -75,12 +75,13 @@ class Seen:
     read: Ranges
     written: Ranges
 
+    def extents(self) -> list[tuple[int, int]]:
+        """Return where the arrays are."""
+        return [(begin, begin + ARRAY_BYTES) for begin in self.arrays]
+
     def allocated(self, address: int) -> tuple[int, int] | None:
         """Return the array around an address."""
-        for begin in self.arrays:
-            if begin <= address < begin + ARRAY_BYTES:
-                return begin, begin + ARRAY_BYTES
-        return None
+        return next((one for one in self.extents() if one[0] <= address < one[1]), None)
 
 
 @dataclass
