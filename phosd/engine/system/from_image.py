@@ -35,6 +35,8 @@ CGROUP = "phosd"
 SHARE = Path("/usr/share")
 _SETTINGS = ("dbus-1/system.d/org.phos.conf", "polkit-1/actions/org.phos.policy")
 """What the host's bus and polkit must know. dbus-daemon reads its folder again by itself."""
+ETC = Path("/etc")
+"""Where they look as well."""
 _PACKAGE = Path("/var/lib/dpkg/info/phosd.prerm")
 """Is there as long as the Debian package is installed."""
 _LOCK = Path("/run/phos/image.lock")
@@ -193,9 +195,10 @@ def install(home: Path, share: Path) -> None:
         if (HOME / MARK).read_text() == mark:
             return
     try:
+        writable = ETC if os.statvfs(SHARE).f_flag & os.ST_RDONLY else SHARE
         for name in _SETTINGS:
-            (SHARE / name).parent.mkdir(parents=True, exist_ok=True)
-            _put(share / name, SHARE / name)
+            (writable / name).parent.mkdir(parents=True, exist_ok=True)
+            _put(share / name, writable / name)
         HOME.mkdir(parents=True, exist_ok=True)
         (HOME / MARK).write_text("unfinished\n")
         (HOME / "kept").mkdir(exist_ok=True)
@@ -210,8 +213,8 @@ def install(home: Path, share: Path) -> None:
         if error.errno == errno.EROFS:
             raise Unsupported(
                 f"{error.filename} of the host cannot be written: its file system is read-only",
-                hint=f"mount a file system that can be written at the host's {HOME}, and have its "
-                f"bus and polkit know {' and '.join(_SETTINGS)} of the image's {SHARE}",
+                hint=f"mount one that can be written at the host's {HOME}, and start the container "
+                "again",
             ) from error
         raise Internal(
             f"phosd could not be installed on the host: {error}",

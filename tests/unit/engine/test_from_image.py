@@ -1,5 +1,6 @@
 """What the OCI image puts on a host: all of it, and never for what programs have loaded."""
 
+import os
 import shutil
 from pathlib import Path
 
@@ -32,7 +33,9 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (found / "hook.so").symlink_to("kept/first/hook.so")
     (found / "image").write_text("1 digest\n")
     monkeypatch.setattr(from_image, "HOME", found)
-    monkeypatch.setattr(from_image, "SHARE", tmp_path / "host/share")
+    for name in ("share", "etc"):
+        (tmp_path / "host" / name).mkdir()
+        monkeypatch.setattr(from_image, name.upper(), tmp_path / "host" / name)
     return found
 
 
@@ -68,3 +71,13 @@ def test_the_same_image_is_not_copied_again(image: Path, home: Path) -> None:
     (home / "image").write_text("2 digest\n")
     from_image.install(image / "phos", image / "share")
     assert (home / "python/old.py").exists()
+
+
+def test_settings_go_to_etc_where_usr_cannot_be_written(
+    image: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read_only = os.statvfs_result((*os.statvfs(home)[:8], os.ST_RDONLY, 255))
+    monkeypatch.setattr(os, "statvfs", lambda _: read_only)
+    from_image.install(image / "phos", image / "share")
+    assert [*from_image.SHARE.rglob("*.*")] == []
+    assert all((from_image.ETC / each).read_text() == "new" for each in from_image._SETTINGS)
