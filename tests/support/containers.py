@@ -120,10 +120,12 @@ def run_by_runc(
     read_only: bool = False,
     runtime: str = "runc",
     block_device: int | None = None,
+    network: Path | None = None,
 ) -> Iterator[Contained]:
     """Run a target program in a container of runc's, or of a ``runtime`` with the same commands,
     which has ``more`` mounts, the right to a ``block_device`` of this major number, and perhaps a
-    root that is ``read_only``. ``criu`` is what the settings of its CRIU say.
+    root that is ``read_only``. ``criu`` is what the settings of its CRIU say. ``network`` is the
+    namespace that it is in, if that is not this machine's.
     """
     bundle = place / "bundle"
     bundle.mkdir()
@@ -141,6 +143,8 @@ def run_by_runc(
         given = {"allow": True, "type": "b", "major": block_device, "minor": 0, "access": "rw"}
         linux["resources"]["devices"].append(given)
     linux["namespaces"] = [each for each in linux["namespaces"] if each["type"] != "network"]
+    if network is not None:
+        linux["namespaces"].append({"type": "network", "path": str(network)})
     if user_namespace:
         linux["namespaces"].append({"type": "user"})
         ids = [{"containerID": 0, "hostID": FIRST_MAPPED, "size": 65536}]

@@ -1,6 +1,7 @@
 """A GPU program in a container of runc's or crun's is saved and restored by its own commands."""
 
 import os
+import secrets
 import shutil
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from tests.node.containers.conftest import place, undisturbed
 from tests.support import containers, device_files, harness
 from tests.support.containers import Contained, Runc
 from tests.support.harness import alive, children, wait_until
+from tests.support.rotation import EVERYTHING
 from tests.support.service import bus
 from tests.system.service.test_end_to_end import phos, phosd
 
@@ -86,6 +88,39 @@ def test_saved_while_it_runs_on_then_ended_and_restored_twice(
                 assert (found["state"], found["hook"]) == ("running", "hooked")
                 right(target, undisturbed)
         os.kill(runc.pid, 9)
+
+
+@pytest.fixture
+def network() -> Iterator[Path]:
+    """A network namespace, such as a runtime makes for a container that publishes ports."""
+    name = f"phos-test-{secrets.token_hex(4)}"
+    subprocess.run(["ip", "netns", "add", name], check=True)
+    subprocess.run(["ip", "-n", name, "link", "set", "lo", "up"], check=True)
+    yield Path("/run/netns") / name
+    subprocess.run(["ip", "netns", "delete", name], check=True)
+
+
+def test_with_a_network_of_its_own(
+    bus: str, place: Path, network: Path, undisturbed: Undisturbed
+) -> None:
+    """phosd is in it, too, as it would not reach the software GPU from elsewhere."""
+    entering = ["nsenter", f"--net={network}"]
+    by_runc = containers.run_by_runc("single", place, criu=LIBDIR, network=network)
+    with phosd(bus, place, entering=entering), by_runc as target:
+        runc = target.runc
+        assert runc is not None
+        target.wait_for_steps(3)
+        succeeded(runc.checkpoint(place / "one", "--leave-running"), place)
+        target.more_steps(2)
+        succeeded(runc.checkpoint(place / "last"), place)
+        wait_until(lambda: target.process.poll() is not None, "the container to end")
+        position = target.position()
+        runc.delete()
+        succeeded(runc.restore(place / "last"), place)
+        target.first = runc.pid
+        target.wait_for_steps(2, since=position)
+        assert Path(f"/proc/{target.pid}/ns/net").samefile(network)
+        right(target, undisturbed)
 
 
 def test_without_phosd_a_gpu_program_is_not_saved_and_runs_on(
@@ -247,6 +282,7 @@ def test_another_plugin_that_fails_leaves_the_program_running(
         right(target, undisturbed)
 
 
+@pytest.mark.skipif(not EVERYTHING, reason="`make test-all`")
 def test_another_plugin_is_not_asked_after_phosds(
     bus: str, place: Path, undisturbed: Undisturbed
 ) -> None:
@@ -262,32 +298,14 @@ def test_another_plugin_is_not_asked_after_phosds(
         right(target, undisturbed)
 
 
-def test_another_node_refuses_it_by_name(bus: str, place: Path, undisturbed: Undisturbed) -> None:
-    """The image was carried there whole. Nothing is left, and its own node restores it."""
-    (elsewhere := place / "elsewhere").mkdir()
-    (elsewhere / "run").symlink_to(place / "run")
-    with running(place) as (target, runc):
-        with phosd(bus, place):
-            succeeded(runc.checkpoint(place / "image"), place)
-            wait_until(lambda: target.process.poll() is not None, "the container to end")
-            position = target.position()
-            runc.delete()
-        with phosd(bus, elsewhere):
-            assert runc.restore(place / "image").returncode != 0
-            log = (place / "restore.log").read_text()
-            assert "saved on another node; restore it on the node that saved it" in log
-            runc.delete()
-        with phosd(bus, place):
-            succeeded(runc.restore(place / "image"), place)
-            target.first = runc.pid
-            target.wait_for_steps(2, since=position)
-            right(target, undisturbed)
-
-
 def test_a_restore_without_its_memory_fails(
     bus: str, place: Path, undisturbed: Undisturbed
 ) -> None:
-    """Without phosd, or with damaged memory: nothing is left that looks restored."""
+    """Without phosd, on another node, or with damaged memory: nothing is left that looks
+    restored.
+    """
+    (elsewhere := place / "elsewhere").mkdir()
+    (elsewhere / "run").symlink_to(place / "run")
     with running(place) as (target, runc):
         with phosd(bus, place):
             succeeded(runc.checkpoint(place / "image"), place)
@@ -298,6 +316,11 @@ def test_a_restore_without_its_memory_fails(
         assert done.returncode != 0
         assert "phosd's to load" in (place / "restore.log").read_text()
         runc.delete()
+        with phosd(bus, elsewhere):
+            assert runc.restore(place / "image").returncode != 0
+            log = (place / "restore.log").read_text()
+            assert "saved on another node; restore it on the node that saved it" in log
+            runc.delete()
         with phosd(bus, place):
             saved = {path: path.read_bytes() for path in (place / "image").glob("phos-*")}
             manifest = next(path for path in saved if path.suffix == ".json")

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -22,9 +22,11 @@ NAME = "org.phos"
 
 
 @contextmanager
-def phosd(bus: str, folder: Path, **variables: str) -> Iterator[subprocess.Popen[str]]:
-    """The daemon, until the end of the context."""
-    command = [sys.executable, "-m", "phosd.service.main", "--session"]
+def phosd(
+    bus: str, folder: Path, *, entering: Sequence[str] = (), **variables: str
+) -> Iterator[subprocess.Popen[str]]:
+    """The daemon, until the end of the context; by a command that enters other namespaces."""
+    command = [*entering, sys.executable, "-m", "phosd.service.main", "--session"]
     command += [f"--state-dir={folder / 'state'}", f"--runtime-dir={folder / 'run'}"]
     command += [f"--config={folder / 'phosd.toml'}"]
     (folder / "phosd.toml").touch()
