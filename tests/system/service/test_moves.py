@@ -1,6 +1,7 @@
 """Migrate, suspend, resume and swap over the bus: options, rights, what is told and remembered."""
 
 import asyncio
+import contextlib
 import dataclasses
 import json
 import os
@@ -18,6 +19,7 @@ from phosd.engine.hook_client.link import BlockFlag, HookBlock
 from phosd.engine.node.gpus import GpuInfo
 from phosd.engine.program.process import GpuProcess
 from phosd.errors import OutOfMemory
+from phosd.service.api import moves
 from phosd.service.api.inventory import Inventory
 from phosd.service.jobs.options import MigrateRequest, ResumeRequest, SuspendRequest
 from phosd.service.process_identity import identify
@@ -34,6 +36,7 @@ OWNER = pwd.getpwnam("daemon").pw_uid
 STRANGER = pwd.getpwnam("nobody").pw_uid
 ME = os.getpid()
 GIB = 1 << 30
+MIGRATE = ("Migrate", "usa{sv}", ME, "1", 0)
 
 
 @pytest.fixture
@@ -230,6 +233,30 @@ def test_moves_wait_for_each_other_if_asked_to(service: Service) -> None:
     for job in (first, *waiting):
         wait_for(service, job, "done")
     assert [move[0] for move in service.engine.moves] == ["migrate", "suspend", "resume"]
+
+
+@pytest.mark.parametrize(
+    ("before", "thawed"), [(("Resume", "ua{sv}", ME, 0), True), (MIGRATE, False)]
+)
+def test_a_step_is_kept_thawed_while_its_suspension_waits_for_a_resumption(
+    service: Service, monkeypatch: pytest.MonkeyPatch, before: tuple[Any, ...], thawed: bool
+) -> None:
+    """Not while it waits for anything else, which its user might draw out."""
+    told: list[str] = []
+
+    @contextlib.contextmanager
+    def kept_thawed(pid: int) -> Iterator[None]:
+        told.append(f"{pid} thawed")
+        yield
+        told.append("over")
+
+    monkeypatch.setattr(moves, "kept_thawed", kept_thawed)
+    service.start(*before)
+    job = service.start("Suspend", "ua{sv}", ME, 2, "queue", "b", "true", "thaw", "b", "true")
+    assert told == [f"{ME} thawed"] * thawed
+    service.engine.go.set()
+    wait_for(service, job, "done")
+    assert told == [f"{ME} thawed", "over"] * thawed
 
 
 def test_one_that_ended_while_its_job_waited_is_not_touched(service: Service) -> None:
