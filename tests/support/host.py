@@ -14,7 +14,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from phosd.engine.system import procfs
+from phosd.engine.system import cgroups, procfs
+from phosd.engine.system.from_image import CGROUP
 from tests.support import harness
 from tests.support.harness import PROGRAMS, Target, children, wait_until
 
@@ -190,5 +191,10 @@ def host(place: Path) -> Iterator[Host]:
         finally:
             process.kill()
             process.wait()
+            for hierarchy in cgroups.memberships(os.getpid()):
+                left = cgroups.folder(hierarchy, f"/{CGROUP}")
+                if left is not None and left.exists():
+                    wait_until(lambda: not (left / "cgroup.procs").read_text(), "phosd to end")  # noqa: B023
+                    left.rmdir()
             for folder in made:
                 folder.rmdir()
