@@ -49,6 +49,13 @@ class EarlySignals:
         """Keep signals from now on: the program is about to be started or restored."""
         self._begun = True
 
+    def end(self) -> None:
+        """Ignore SIGTERM from now on, also after this context: the program has ended, and whoever
+        waits for it is to get its exit code.
+        """
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        self._before.pop(signal.SIGTERM, None)
+
     def cancel(self, job: "JobHandle") -> None:
         """Have a signal cancel this job, also one that has come since :meth:`begin`."""
         self._job = job

@@ -144,6 +144,7 @@ class Foreground:
         else:
             policy.take(program.pid)
             status = follow(program, policy, early, self._stops(program))
+            early.end()
             if policy.settle():
                 return self._saved()
             if self._step is not None and policy.gave_up and status == -signal.SIGTERM:

@@ -122,3 +122,14 @@ def test_output_of_another_machine_gets_its_folder_again(
     make_folder(Image("/image"), words)
     assert {path.name for path in runs_folder().iterdir()} == {folder.name}
     assert {path.name for path in tmp_path.iterdir()} == {"state"}
+
+
+def test_sigterm_after_the_end_leaves_the_exit_code() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        with EarlySignals(on_term=75) as early:
+            early.begin()
+            early.end()
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGTERM, before)
