@@ -1,6 +1,7 @@
 // Keep the tables that phosd gives of what kernels access, and find the kernels in them.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -40,11 +41,28 @@ struct Piece {
     uint32_t offset;  // within the parameter
 };
 
+// Some of the inputs, by their numbers.
+struct InputSet {
+    uint64_t words[table::kMaxInputs / 64];
+
+    void add(uint32_t input) { words[input / 64] |= uint64_t{1} << input % 64; }
+};
+
+// Which inputs have decided what launches of a kernel access, each set of a way through its
+// evaluation. Added to under a lock, read without one.
+struct Deciding {
+    static constexpr uint32_t kMost = 8;
+
+    std::atomic<uint32_t> count{0};
+    InputSet sets[kMost];
+};
+
 // What a table has of a kernel. Never freed, like the table: launches may be reading it.
 struct Summary {
     const table::Kernel* row;
     View view;
     std::vector<Piece> pieces;  // of all inputs
+    mutable Deciding deciding{};
 };
 
 // Takes the table in a file, a copy of which it checks: phosd may write to the file, and CRIU has

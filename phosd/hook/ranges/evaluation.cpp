@@ -61,10 +61,12 @@ Number size_of(unsigned bits) {
 
 }  // namespace
 
-void Evaluation::begin(const summaries::View& view, const Launch& launch, Budget* budget) {
+void Evaluation::begin(const summaries::View& view, const Launch& launch, Budget* budget,
+                       summaries::InputSet* deciding) {
     view_ = view;
     launch_ = launch;
     budget_ = budget;
+    deciding_ = deciding;
     next();
     access_ = stamp_;
 }
@@ -154,6 +156,7 @@ bool Evaluation::make(const table::Node& node, Sum* made) {
         case table::kSum:
             return sum(node, made);
         case table::kParameter:
+            deciding_->add(node.one);
             ranges::set(made, launch_.inputs[node.one]);
             return true;
         case table::kPointer:
@@ -371,7 +374,7 @@ bool Evaluation::hull(const table::Node& node, uint64_t places, Sum* made) {
 bool Evaluation::elsewhere(const table::Node& node, Sum* made) {
     Bounds within;
     if (inner_) {
-        inner_->begin(view_, launch_, budget_);
+        inner_->begin(view_, launch_, budget_, deciding_);
         const Sum* const other = inner_->node(node.one);
         if (other && other->base == kNoBase) inner_->bounds_of(*other, &within);
         if (inner_->state_ == State::impossible) return contradict();

@@ -24,8 +24,10 @@ class Evaluation {
     // `inner` evaluates what is of any thread.
     explicit Evaluation(Evaluation* inner) : inner_(inner) {}
 
-    // Begins with another kernel, or launch, or access.
-    void begin(const summaries::View& view, const Launch& launch, Budget* budget);
+    // Begins with another kernel, or launch, or access. What it reads of the inputs is added to
+    // `deciding`.
+    void begin(const summaries::View& view, const Launch& launch, Budget* budget,
+               summaries::InputSet* deciding);
     // Begins with another alternative.
     void next();
 
@@ -105,6 +107,7 @@ class Evaluation {
     summaries::View view_{};
     Launch launch_{};
     Budget* budget_ = nullptr;
+    summaries::InputSet* deciding_ = nullptr;
     State state_ = State::fine;
     uint32_t stamp_ = 0;
     uint32_t access_ = 0;

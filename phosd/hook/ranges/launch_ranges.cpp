@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <iterator>
 #include <mutex>
 #include <utility>
 
@@ -61,8 +62,12 @@ void add_origins(const summaries::View& view, const table::Access& access, Acces
 class Search {
   public:
     Search(Evaluation* evaluation, const summaries::Summary& summary, const Launch& launch,
-           Budget* budget)
-        : evaluation_(*evaluation), view_(summary.view), launch_(launch), budget_(budget) {}
+           Budget* budget, summaries::InputSet* deciding)
+        : evaluation_(*evaluation),
+          view_(summary.view),
+          launch_(launch),
+          budget_(budget),
+          deciding_(deciding) {}
 
     // Adds where the accesses are, by their address or else by their origin. Returns the next one.
     const table::Access* run(const table::Access* first, Accesses* found) {
@@ -91,7 +96,7 @@ class Search {
 
     // Chooses the alternatives; one that has all of them if there are too many.
     bool split(const table::Access& access) {
-        evaluation_.begin(view_, launch_, budget_);
+        evaluation_.begin(view_, launch_, budget_, deciding_);
         const uint32_t* const decided = view_.refs + access.decided.at;
         for (uint32_t i = 0; i < access.decided.count; i += 2)
             evaluation_.decide(decided[i], decided[i + 1]);
@@ -204,6 +209,7 @@ class Search {
     const summaries::View& view_;
     const Launch& launch_;
     Budget* const budget_;
+    summaries::InputSet* const deciding_;
     uint32_t cases_ = 0;
     uint32_t of_choices_ = 0;
     uint32_t keys_ = 0;
@@ -211,8 +217,11 @@ class Search {
     uint64_t places_[kMostChoices];
 };
 
-// Results of launches, by all that they depend on: the inputs are hashed, to 128 bits. Read without
-// a lock: a reader that sees the sequence change has read a part of something else.
+// Results of launches, by all that they depend on: the inputs are hashed, to 128 bits. Of the
+// inputs count those that the evaluation has read: others are often what was left on a stack, in
+// arrays for more dimensions than there are. Launches that are alike in all that it has read go the
+// same way through it. Read without a lock: a reader that sees the sequence change has read a part
+// of something else.
 constexpr size_t kSets = 4096;  // a power of two
 constexpr size_t kWays = 4;
 constexpr size_t kKeyWords = 6;
@@ -231,18 +240,29 @@ uint64_t folded(uint64_t one, uint64_t other) {
     return static_cast<uint64_t>(product) ^ static_cast<uint64_t>(product >> 64);
 }
 
+// All inputs that may be read.
+summaries::InputSet all_of(const summaries::Summary& summary) {
+    summaries::InputSet all{};
+    for (uint32_t i = 0; i < summary.view.body->compared; ++i) all.add(i);
+    return all;
+}
+
+// What is remembered of a launch by some of its inputs.
 class Memory {
   public:
-    Memory(const summaries::Summary& summary, const Launch& launch) {
+    Memory(const summaries::Summary& summary, const Launch& launch,
+           const summaries::InputSet& deciding) {
         key_[0] = reinterpret_cast<uint64_t>(&summary);
         for (size_t i = 0; i < 3; ++i)
             key_[1 + i] = uint64_t{launch.sizes[i]} << 32 | launch.sizes[3 + i];
         uint64_t one = 0x243F'6A88'85A3'08D3u;
         uint64_t other = 0x1319'8A2E'0370'7344u;
-        for (uint32_t i = 0; i < summary.view.body->compared; ++i) {
-            one = folded(one ^ launch.inputs[i], 0x9E37'79B9'7F4A'7C15u) + i;
-            other = folded(other ^ launch.inputs[i], 0xBF58'476D'1CE4'E5B9u) + i;
-        }
+        for (size_t at = 0; at < std::size(deciding.words); ++at)
+            for (uint64_t left = deciding.words[at]; left; left &= left - 1) {
+                const auto i = 64 * at + static_cast<size_t>(__builtin_ctzll(left));
+                one = folded(one ^ launch.inputs[i], 0x9E37'79B9'7F4A'7C15u) + i;
+                other = folded(other ^ launch.inputs[i], 0xBF58'476D'1CE4'E5B9u) + i;
+            }
         key_[4] = one;
         key_[5] = other;
         uint64_t hash = 0;
@@ -329,12 +349,37 @@ class Memory {
     uint64_t key_[kKeyWords];
 };
 
+bool recall(const summaries::Summary& summary, const Launch& launch, Accesses* found) {
+    const summaries::Deciding& deciding = summary.deciding;
+    const uint32_t count = deciding.count.load(std::memory_order_acquire);
+    for (const summaries::InputSet* one = deciding.sets; one != deciding.sets + count; ++one)
+        if (Memory(summary, launch, *one).recall(found)) return true;
+    return Memory(summary, launch, all_of(summary)).recall(found);
+}
+
+// Remembers what only these inputs have decided. Needs the mutex.
+void remember(const summaries::Summary& summary, const Launch& launch, const Accesses& found,
+              const summaries::InputSet& inputs) {
+    summaries::Deciding& deciding = summary.deciding;
+    const uint32_t count = deciding.count.load(std::memory_order_relaxed);
+    uint32_t at = 0;
+    while (at < count && std::memcmp(&deciding.sets[at], &inputs, sizeof inputs) != 0) ++at;
+    if (at == summaries::Deciding::kMost)
+        return Memory(summary, launch, all_of(summary)).remember(found);
+    if (at == count) {
+        deciding.sets[at] = inputs;
+        deciding.count.store(count + 1, std::memory_order_release);
+    }
+    Memory(summary, launch, inputs).remember(found);
+}
+
 // Returns whether the steps have sufficed.
 bool compute(Evaluation& evaluation, uint32_t steps, const summaries::Summary& summary,
-             const Launch& launch, Accesses* found) {
+             const Launch& launch, Accesses* found, summaries::InputSet* deciding) {
     const summaries::View& view = summary.view;
     Budget budget{steps};
-    Search search(&evaluation, summary, launch, &budget);
+    Search search(&evaluation, summary, launch, &budget, deciding);
+    *deciding = {};
     found->unknown = 0;
     found->anywhere = 0;
     found->widened = 0;
@@ -483,16 +528,18 @@ kernels::Verdict judge(const summaries::Summary& summary, const Accesses& found,
 
 void compute(const summaries::Summary& summary, const Launch& launch, Accesses* found) {
     const std::lock_guard lock(mutex);
-    compute(evaluation_of_launches(), kStepsLater, summary, launch, found);
+    summaries::InputSet deciding;
+    compute(evaluation_of_launches(), kStepsLater, summary, launch, found, &deciding);
 }
 
 void find(const summaries::Summary& summary, const Launch& launch, Accesses* found) {
-    const Memory memory(summary, launch);
-    if (memory.recall(found)) return;
+    if (recall(summary, launch, found)) return;
     const std::lock_guard lock(mutex);
-    if (!compute(evaluation_of_launches(), kStepsBefore, summary, launch, found))
-        refine_later(summary, launch);
-    memory.remember(*found);
+    summaries::InputSet deciding;
+    if (compute(evaluation_of_launches(), kStepsBefore, summary, launch, found, &deciding))
+        return remember(summary, launch, *found, deciding);
+    refine_later(summary, launch);
+    Memory(summary, launch, all_of(summary)).remember(*found);
 }
 
 bool refine() {
@@ -506,10 +553,10 @@ bool refine() {
     Launch launch{{}, next.inputs};
     std::copy(std::begin(next.sizes), std::end(next.sizes), launch.sizes);
     Accesses found;
-    compute(evaluation_of_thread(), kStepsLater, *next.summary, launch, &found);
-    const Memory memory(*next.summary, launch);
+    summaries::InputSet deciding;
+    compute(evaluation_of_thread(), kStepsLater, *next.summary, launch, &found, &deciding);
     const std::lock_guard lock(mutex);
-    memory.remember(found);
+    remember(*next.summary, launch, found, deciding);
     return hurried_count;
 }
 

@@ -19,7 +19,7 @@ namespace {
 
 constexpr uint64_t kModule = 42;
 const std::string kName = "kernel";
-const std::vector<summaries::Parameter> kLayout{{0, 8}, {8, 8}, {16, 4}};
+const std::vector<summaries::Parameter> kLayout{{0, 8}, {8, 8}, {16, 4}, {20, 4}};
 
 uint64_t hash_of(const std::string& name) {
     uint64_t hash = 0xCBF2'9CE4'8422'2325u;
@@ -32,18 +32,18 @@ void append(std::string* bytes, const std::vector<Part>& parts) {
     bytes->append(reinterpret_cast<const char*>(parts.data()), parts.size() * sizeof(Part));
 }
 
-// A kernel (a, b, n) that reads a[i] and writes b[i] of the 4-byte elements i < n, and whose other
-// accesses have a node of each kind. It writes `more` times to the same element, each time on a
-// condition of its own.
+// A kernel (a, b, n, rest) that reads a[i] and writes b[i] of the 4-byte elements i < n, and whose
+// other accesses have a node of each kind. It writes `more` times to the same element, each time on
+// a condition of its own.
 std::string body(int64_t bytes_each, uint32_t more) {
-    std::vector<table::Role> roles{{1, 1}, {2, 2}, {table::kNone, 1}};
-    std::vector<table::Input> inputs{{16, 4}, {0, 8}, {8, 8}};
-    std::vector<uint32_t> refs{6, 10, 0, 2, 1, 0, 0, 12, 13};
+    std::vector<table::Role> roles{{2, 1}, {3, 2}, {table::kNone, 1}};
+    std::vector<table::Input> inputs{{16, 4}, {20, 4}, {0, 8}, {8, 8}};
+    std::vector<uint32_t> refs{6, 10, 0, 3, 2, 0, 0, 12, 13};
     using table::Node;
     std::vector<Node> nodes{
         {table::kParameter, 0, 0, 0, 0, 0, 0, 0},         // 0: n
-        {table::kPointer, 0, 0, 1, 0, 0, 0, 0},           // 1: a
-        {table::kPointer, 0, 0, 2, 0, 0, 0, 0},           // 2: b
+        {table::kPointer, 0, 0, 2, 0, 0, 0, 0},           // 1: a
+        {table::kPointer, 0, 0, 3, 0, 0, 0, 0},           // 2: b
         {table::kThread, 0, 0, 0, 0, 0, 0, 0},            // 3: tid.x
         {table::kThread, 0, 0, 3, 0, 0, 0, 0},            // 4: ctaid.x
         {table::kDimension, 0, 0, 0, 0, 0, 0, 0},         // 5: ntid.x
@@ -100,7 +100,7 @@ std::string body(int64_t bytes_each, uint32_t more) {
                            static_cast<uint32_t>(loops.size()),
                            static_cast<uint32_t>(accesses.size()),
                            static_cast<uint32_t>(refs.size()),
-                           1,
+                           2,
                            {}};
     std::string bytes;
     append(&bytes, std::vector{head});
@@ -127,7 +127,7 @@ std::string make_table(int64_t bytes_each = 4, uint32_t more = 0) {
     append(&bytes, std::vector{table::Kernel{
                        hash_of(kName), static_cast<uint32_t>(body_at + inside.size()),
                        static_cast<uint32_t>(kName.size()),
-                       table::kReadsKnown | table::kWritesKnown | table::kAccesses, 20,
+                       table::kReadsKnown | table::kWritesKnown | table::kAccesses, 24,
                        static_cast<uint32_t>(body_at), static_cast<uint32_t>(inside.size())}});
     return bytes + inside + kName;
 }
@@ -145,8 +145,9 @@ Outcome add(const std::string& bytes) {
 constexpr uint64_t kA = 0x7000'0000'0000;
 constexpr uint64_t kB = 0x7100'0000'0000;
 
-ranges::Accesses evaluate(const summaries::Summary& summary, uint64_t n, bool remembered) {
-    uint64_t inputs[table::kMaxInputs] = {n, kA, kB};
+ranges::Accesses evaluate(const summaries::Summary& summary, uint64_t n, bool remembered,
+                          uint64_t rest = 0) {
+    uint64_t inputs[table::kMaxInputs] = {n, rest, kA, kB};
     const ranges::Launch launch{{256, 1, 1, 3, 1, 1}, inputs};
     ranges::Accesses found;
     (remembered ? ranges::find : ranges::compute)(summary, launch, &found);
@@ -161,14 +162,14 @@ void the_table_is_understood() {
     CHECK(!summaries::find(kModule, "other", kLayout) && !summaries::find(7, kName, kLayout));
     CHECK(!summaries::find(kModule, kName, {{0, 8}, {8, 8}}));  // without n
     const summaries::Summary* const summary = summaries::find(kModule, kName, kLayout);
-    CHECK(summary && summary->pieces.size() == 3);
+    CHECK(summary && summary->pieces.size() == 4);
     for (const bool remembered : {false, true, true}) {
         const ranges::Accesses found = evaluate(*summary, 100, remembered);
         bool written = false;
         for (uint32_t i = 0; i < found.range_count; ++i) {
             const ranges::Range& one = found.ranges[i];
             if (one.use == table::kWritten)
-                written = one.begin == 0 && one.length == 400 && one.base == 2;
+                written = one.begin == 0 && one.length == 400 && one.base == 3;
         }
         CHECK(written && !(found.unknown & table::kWritten));
     }
@@ -191,6 +192,7 @@ void a_hurried_launch_is_refined() {
     CHECK(!is_exact(evaluate(summary, 100, true)) && !is_exact(evaluate(summary, 101, true)));
     CHECK(is_exact(evaluate(summary, 100, false)));
     CHECK(ranges::refine() && is_exact(evaluate(summary, 100, true)));
+    CHECK(is_exact(evaluate(summary, 100, true, 7)));  // which nothing reads
     CHECK(!ranges::refine() && is_exact(evaluate(summary, 101, true)));
     for (uint64_t n = 200; n < 1000; ++n)
         evaluate(summary, n, true);  // more than there is room for
@@ -206,7 +208,7 @@ void try_it(const std::string& bytes) {
     if (!summaries::check(exact.data(), exact.size()).empty()) return;
     const auto* const rows =
         reinterpret_cast<const table::Kernel*>(exact.data() + sizeof(table::Header));
-    summaries::Summary summary{rows, {}, {}};
+    summaries::Summary summary{rows, {}, {}, {}};
     CHECK(summaries::check_body(exact.data() + rows->body_at, rows->body_size, &summary.view));
     for (const uint64_t n : {uint64_t{0}, uint64_t{100}, ~uint64_t{0}}) evaluate(summary, n, false);
 }
