@@ -16,7 +16,7 @@ constexpr uint32_t kMostCases = 32;
 constexpr uint32_t kMostChoices = 256;
 // Of one launch, some nanoseconds each, while it waits, and later. What is not computed by then is
 // known by its origin alone.
-constexpr uint32_t kStepsBefore = 1'000;
+constexpr uint32_t kStepsBefore = 2'000;
 constexpr uint32_t kStepsLater = 32'000;
 // No memory is mapped below it (vm.mmap_min_addr): such an input is no pointer.
 constexpr uint64_t kLeastAddress = 1u << 16;
