@@ -104,6 +104,8 @@ class Reason(enum.StrEnum):
     """The user database does not know the user."""
     OUTPUT_FOLDER = "output-folder"
     """The folder of outputs cannot be looked at."""
+    CONTAINER = "container"
+    """The container that phosd is in was not given what it needs, or the host has another phosd."""
     JOB_ENDED = "job-ended"
     """The job has ended already."""
     ANALYSIS_OFF = "analysis-off"

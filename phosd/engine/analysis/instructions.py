@@ -30,6 +30,7 @@ _FORMS: dict[str, tuple[Handler, str]] = {
     "S2R": (moves.load_special, ""),
     "S2UR": (moves.load_special, ""),
     "SEL USEL": (moves.select_by_predicate, ""),
+    "SGXT USGXT": (integer.extend, "U32"),
     "SHF USHF": (integer.shift, "HI L R S32 S64 U32 U64 W"),
     "VIADD": (integer.add_two, ""),
     "VIMNMX": (integer.extreme, "U32"),

@@ -167,6 +167,18 @@ def shift(step: Step) -> State:
     return step.result(destination, word)
 
 
+def extend(step: Step) -> State:
+    """SGXT: a number of so many bits, which its sign extends; with U32, zeros do."""
+    destination, operand, width = step.operands
+    bits = step.term(width).constant
+    if bits is None or not 0 < bits < 32 or is_inverted(operand):
+        raise NotModelled
+    atoms, term = step.values.atoms, step.term(operand)
+    if "U32" in step.modifiers:
+        return step.result(destination, atoms.remainder(term, 1 << bits))
+    return step.result(destination, atoms.signed(bits, term))
+
+
 def logic(step: Step) -> State:
     """LOP3: a function of the bits of three words."""
     operands = list(step.operands)

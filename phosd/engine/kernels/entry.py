@@ -11,7 +11,7 @@ from phosd.engine.analysis.opcodes import Use
 from phosd.engine.analysis.summary import Summary
 from phosd.engine.analysis.table import VERSION
 
-ANALYSIS = 7
+ANALYSIS = 8
 """The version of the analysis. Raise it when results may change: what an earlier one found is then
 found anew.
 """

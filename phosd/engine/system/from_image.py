@@ -24,7 +24,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from phosd.engine.system import cgroups, privileges, procfs
-from phosd.errors import Busy, Internal, PhosError, Unsupported
+from phosd.errors import Busy, Internal, PhosError, Reason, Unsupported
 
 HOME = Path("/usr/lib/phos")
 MARK = "image"
@@ -105,6 +105,7 @@ def require_rights() -> None:
         raise Unsupported(
             "the container has a user namespace, or runs as another user than root",
             hint="start it as root, without user namespaces (not by rootless podman)",
+            reason=Reason.CONTAINER,
         )
     try:
         alone = procfs.namespace(_FIRST, "mnt") == procfs.namespace(os.getpid(), "mnt")
@@ -114,11 +115,13 @@ def require_rights() -> None:
         raise Unsupported(
             "the container has a pid namespace of its own, in which there are no programs to save",
             hint="start it with --pid=host (Kubernetes: hostPID)",
+            reason=Reason.CONTAINER,
         )
     if own.seccomp:
         raise Unsupported(
             "a seccomp filter is on, which every restored program would inherit",
             hint="start the container with --security-opt=seccomp=unconfined",
+            reason=Reason.CONTAINER,
         )
 
 
@@ -152,6 +155,7 @@ def _refused(kind: str, error: OSError, capability: str) -> Unsupported:
         f"the host's {kind} namespace cannot be entered: {error.strerror}",
         hint=f"give the container {capability}, and no AppArmor profile or SELinux label; "
         f"{_OPTIONS}",
+        reason=Reason.CONTAINER,
     )
 
 
@@ -161,6 +165,7 @@ def require_host() -> None:
         raise Unsupported(
             f"the host has a phosd of its own in {HOME}",
             hint="remove its package (`apt remove phosd`), or do without the image",
+            reason=Reason.CONTAINER,
         )
 
 
@@ -215,6 +220,7 @@ def install(home: Path, share: Path) -> None:
                 f"{error.filename} of the host cannot be written: its file system is read-only",
                 hint=f"mount one that can be written at the host's {HOME}, and start the container "
                 "again",
+                reason=Reason.CONTAINER,
             ) from error
         raise Internal(
             f"phosd could not be installed on the host: {error}",
@@ -255,6 +261,7 @@ def mount_hooks() -> None:
         raise Unsupported(
             f"{_HOOKS} cannot be mounted: {os.strerror(ctypes.get_errno())}",
             hint=f"give the container CAP_SYS_ADMIN; {_OPTIONS}",
+            reason=Reason.CONTAINER,
         )
 
 
@@ -278,6 +285,7 @@ def leave_cgroups() -> None:
             raise Unsupported(
                 f"phosd cannot leave the container's cgroup for {place}: {error.strerror}",
                 hint=_OPTIONS,
+                reason=Reason.CONTAINER,
             ) from error
 
 
@@ -298,6 +306,7 @@ def raise_limits() -> None:
                 f"a restored program could not have the host's limits ({name.lower()}: {most}, the "
                 f"container's {hard})",
                 hint="give the container CAP_SYS_RESOURCE, or --ulimit=host",
+                reason=Reason.CONTAINER,
             ) from error
 
 

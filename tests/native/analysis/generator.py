@@ -75,7 +75,7 @@ class _Writer:
             return self.leaf()
         r = self.random
         one, other = self.expression(depth - 1), self.expression(r.randrange(depth))
-        made = self._combined(one, other, r.randrange(21))
+        made = self._combined(one, other, r.randrange(22))
         if max(-made.low, made.high) >= REACH:
             mask = r.choice((255, 1023, 4095))
             return Expression(f"({made.text} & {mask})", 0, mask)
@@ -138,6 +138,12 @@ class _Writer:
             return Expression(f"(int)((unsigned char*)t.p)[{one.text} & 63]", 0, 255)
         if kind == 18:
             return Expression(f"(int)((unsigned){one.text} / 3u & 8191u)", 0, 8191)
+        if kind == 20:  # of so many bits
+            bits = r.choice((1, 4, 9, 13))
+            if r.randrange(2):
+                return Expression(f"bits_of({one.text}, {bits})", 0, (1 << bits) - 1)
+            half = 1 << (bits - 1)
+            return Expression(f"signed_bits_of({one.text}, {bits})", -half, half - 1)
         if kind == 19:  # nothing, unless it is below 0
             low, high = min(other.low, 0), max(other.high, 0)
             return Expression(f"({one.text} >> 31 & {other.text})", low, high)
@@ -274,6 +280,14 @@ HEADER = """
 struct T { long long pad; int* p; int k; };
 __device__ inline int whole(int value) { return value; }
 __device__ inline int whole(long long value) { return (int)(value ^ value >> 32); }
+__device__ inline int bits_of(int value, int bits) {
+    asm("szext.clamp.u32 %0, %0, %1;" : "+r"(value) : "r"(bits));
+    return value;
+}
+__device__ inline int signed_bits_of(int value, int bits) {
+    asm("szext.clamp.s32 %0, %0, %1;" : "+r"(value) : "r"(bits));
+    return value;
+}
 #define KEPT(pointer, at) (((volatile int*)(pointer))[at]) // is really stored, and loaded
 """
 

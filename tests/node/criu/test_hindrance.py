@@ -71,9 +71,11 @@ def stop_when_frozen(monkeypatch: pytest.MonkeyPatch, name: bytes = b"criu") -> 
     stopped: list[int] = []
 
     def stop(self: Dump) -> None:
-        stopped.extend(theirs(name))
-        for pid in stopped:
-            os.kill(pid, signal.SIGSTOP)
+        for pid in theirs(name):
+            # A child of the script's may have ended meanwhile.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGSTOP)
+                stopped.append(pid)
         note(self)
 
     monkeypatch.setattr(Dump, "_note", stop)

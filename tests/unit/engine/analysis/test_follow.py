@@ -309,6 +309,23 @@ def test_bytes_of_two_words(selector: int, value: int) -> None:
 
 
 @pytest.mark.parametrize(
+    ("extended", "value"),
+    [
+        ("SGXT R6,R6,0x8", 0x34),
+        ("SGXT R6,R6,0x6", -0xC),
+        ("SGXT.U32 R6,R6,0x6", 0x34),
+        ("SGXT.W R6,R6,0x6", None),
+        ("SGXT R6,R6,R7", None),
+    ],
+)
+def test_a_number_of_so_many_bits(extended: str, value: int | None) -> None:
+    text = f"LDC R6,c[0x0][0x218]\n{extended}\nIMAD.WIDE R4,R6,0x1,R2\nSTG.E.U8 [R4.64],RZ\nEXIT"
+    (found,) = where(followed(PREPARED + text), 0x1234)
+    at = None if value is None else POINTER + value
+    assert found == (None if at is None else [Span(at, at + 1)])
+
+
+@pytest.mark.parametrize(
     "load",
     [
         "LDC.S8 R6,c[0x0][0x218]",
