@@ -71,7 +71,7 @@ class Settings:
         """Print name and text, one per line; leave out names without text."""
         for name, text in facts.items():
             if text:
-                self.say(f"{name:<14}{text}")
+                self.say(f"{name:<13} {text}")
 
     def rows(
         self,
