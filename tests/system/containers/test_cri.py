@@ -77,6 +77,14 @@ def test_saved_and_restored_in_another_pod(
             assert (found["state"], found["hook"]) == ("running", "hooked")
 
 
+def states(bus: str, place: Path) -> set[str]:
+    """The states of all programs, and of jobs that have not ended."""
+    ended = {"done", "failed", "cancelled"}
+    return {row["state"] for row in phos(bus, place, "ps")} | {
+        f"job {row['state']}" for row in phos(bus, place, "jobs") if row["state"] not in ended
+    }
+
+
 def test_a_call_that_fails_leaves_the_program_running(
     bus: str, place: Path, undisturbed: Undisturbed
 ) -> None:
@@ -108,6 +116,8 @@ def test_a_call_that_fails_leaves_the_program_running(
                 return len(target.values()) > steps + 2
 
             wait_until(runs_on, "steps after the call", every=0.5)
+            # What the call has begun may only now be undone.
+            wait_until(lambda: states(bus, place) == {"running"}, "the program to be left alone")
             archive.unlink(missing_ok=True)
             container.checkpoint(archive)
             target.more_steps(2)
