@@ -80,7 +80,7 @@ def test_saved_and_restored_in_another_pod(
 def states(bus: str, place: Path) -> set[str]:
     """The states of all programs, and of jobs that have not ended."""
     ended = {"done", "failed", "cancelled"}
-    return {row["state"] for row in phos(bus, place, "ps")} | {
+    return {str(row["state"]) for row in phos(bus, place, "ps")} | {
         f"job {row['state']}" for row in phos(bus, place, "jobs") if row["state"] not in ended
     }
 
