@@ -100,6 +100,17 @@ def network() -> Iterator[Path]:
     subprocess.run(["ip", "netns", "delete", name], check=True)
 
 
+def save_and_restore(target: Contained, runc: Runc, place: Path) -> None:
+    """Save a container, which ends it, and restore it; it computes on."""
+    succeeded(runc.checkpoint(place / "last"), place)
+    wait_until(lambda: target.process.poll() is not None, "the container to end")
+    position = target.position()
+    runc.delete()
+    succeeded(runc.restore(place / "last"), place)
+    target.first = runc.pid
+    target.wait_for_steps(2, since=position)
+
+
 def test_with_a_network_of_its_own(
     bus: str, place: Path, network: Path, undisturbed: Undisturbed
 ) -> None:
@@ -112,13 +123,7 @@ def test_with_a_network_of_its_own(
         target.wait_for_steps(3)
         succeeded(runc.checkpoint(place / "one", "--leave-running"), place)
         target.more_steps(2)
-        succeeded(runc.checkpoint(place / "last"), place)
-        wait_until(lambda: target.process.poll() is not None, "the container to end")
-        position = target.position()
-        runc.delete()
-        succeeded(runc.restore(place / "last"), place)
-        target.first = runc.pid
-        target.wait_for_steps(2, since=position)
+        save_and_restore(target, runc, place)
         assert Path(f"/proc/{target.pid}/ns/net").samefile(network)
         right(target, undisturbed)
 
@@ -288,13 +293,7 @@ def test_another_plugin_is_not_asked_after_phosds(
 ) -> None:
     with phosd(bus, place), running(place) as (target, runc):
         (place / "criu.conf").write_text(f"libdir {with_other(place, 10, first=False)}\n")
-        succeeded(runc.checkpoint(place / "image"), place)
-        wait_until(lambda: target.process.poll() is not None, "the container to end")
-        position = target.position()
-        runc.delete()
-        succeeded(runc.restore(place / "image"), place)
-        target.first = runc.pid
-        target.wait_for_steps(2, since=position)
+        save_and_restore(target, runc, place)
         right(target, undisturbed)
 
 
