@@ -23,13 +23,14 @@ from contextlib import ExitStack, contextmanager
 import msgspec
 
 from phosd.engine.image import private_files
-from phosd.engine.image.manifest import Block, Manifest
-from phosd.engine.image.reader import Image, packs_of, read_manifest
+from phosd.engine.image.mac import unsealed
+from phosd.engine.image.manifest import MAX_MANIFEST, Block, Manifest
+from phosd.engine.image.reader import Image, decoded, packs_of
 from phosd.engine.image.store import Store
 from phosd.engine.image.tier import MANIFEST
 from phosd.engine.image.usage import pack_ends
 from phosd.engine.image.validate import ID
-from phosd.errors import ImageCorrupt, NoSuchImage, OutOfSpace
+from phosd.errors import ImageCorrupt, OutOfSpace
 
 _PREFIX = "phos-"
 _OURS = re.compile(rf"{_PREFIX}({ID.pattern})(\.json|\.\d+\.pack)?")
@@ -111,15 +112,24 @@ def opened(folder: int, image_id: str, store: Store) -> Iterator[Image]:
     """
     with Image() as image:
         try:
-            image.manifest = read_manifest(
-                folder, image_id, store.key, _manifest(image_id), lent=True
+            text = private_files.read_private(
+                _manifest(image_id), MAX_MANIFEST, dir_fd=folder, lent=True
             )
-        except NoSuchImage as error:
+        except FileNotFoundError as error:
             raise ImageCorrupt(
                 f"the device memory was not written to the end ({_PREFIX}{image_id}): the runtime's"
                 " checkpoint failed, whatever it said",
                 hint="restore another one",
             ) from error
+        body = unsealed(store.key.packed, text)
+        if body is None:
+            raise ImageCorrupt(
+                f"the manifest of image {image_id} is not what was written here: it was changed, or"
+                " saved on another node",
+                hint="restore it on the node that saved it; there it is damaged, if this is that "
+                "one",
+            )
+        image.manifest = decoded(body, image_id)
         for number in sorted(packs_of(image.manifest)):
             name = _pack(image_id, number)
             try:

@@ -69,30 +69,27 @@ def packs_of(manifest: Manifest) -> set[int]:
     return {chunk.pack for block in manifest.blocks for chunk in block.chunks}
 
 
-def read_manifest(
-    folder: int, image_id: str, key: DigestKey, name: str = MANIFEST, *, lent: bool = False
-) -> Manifest:
-    """Read the manifest of the image with this open ``folder``: the file ``name``, which others may
-    read if it is ``lent``.
+def read_manifest(folder: int, image_id: str, key: DigestKey) -> Manifest:
+    """Read the manifest of the image with this open ``folder``.
 
     Raises :class:`NoSuchImage`, and :class:`ImageCorrupt` unless a writer with this ``key`` wrote
     it.
     """
     try:
-        text = private_files.read_private(name, MAX_MANIFEST, dir_fd=folder, lent=lent)
+        text = private_files.read_private(MANIFEST, MAX_MANIFEST, dir_fd=folder)
     except FileNotFoundError:
         raise no_such_image(image_id) from None
     body = unsealed(key.packed, text)
     if body is None:
         raise ImageCorrupt(
-            f"the manifest of image {image_id} is not what was written "
-            + (
-                "here: it was changed, or saved on another node" if lent else "(its seal is broken)"
-            ),
-            hint="restore it on the node that saved it; there it is damaged, if this is that one"
-            if lent
-            else "the image cannot be restored; delete it",
+            f"the manifest of image {image_id} is not what was written (its seal is broken)",
+            hint="the image cannot be restored; delete it",
         )
+    return decoded(body, image_id)
+
+
+def decoded(body: bytes, image_id: str) -> Manifest:
+    """Return the manifest whose seal was found whole. Raises :class:`ImageCorrupt`."""
     made_as = _Format()
     try:
         made_as = _format_decoder.decode(body)
