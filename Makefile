@@ -8,6 +8,7 @@ SHARDS ?= $(shell expr $(JOBS) + 1)
 PY := .venv/bin/python
 # Under an init that is quick: a third of the time would go to waiting for pids to be free.
 PYTEST := $(PY) tests/support/reaper.py $(PY) -m pytest --quiet
+TURN := $(PY) -m tests.support.turn
 LOGS := build/logs
 STEP := packaging/step.sh
 SOURCES = $(shell find phosd tests bench -name "*.cpp" -o -name "*.h" -o -name "*.cu" 2>/dev/null)
@@ -21,7 +22,7 @@ CONFIGURE := -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/.venv/bin/ninja -DPython3_E
 export PATH := $(PATH):/usr/sbin:/sbin
 export PYTHON
 
-.PHONY: help setup setup-containers setup-slurm build deb image wheel lint native-test native-test-plain native-test-sanitized \
+.PHONY: help setup setup-containers setup-slurm build deb image wheel lint tidy native-test native-test-plain native-test-sanitized \
 	native-test-threads check test test-all begin-test python-test soak flake-hunt durations \
 	test-boot demo test-gpu clean
 
@@ -41,7 +42,8 @@ help:
 	@echo "make deb       the Debian package, in build/"
 	@echo "make image     the OCI image, in build/: phosd for hosts without Python, or run by Kubernetes"
 	@echo "make wheel     the wheel for pip, with the native libraries, in build/"
-	@echo "make lint      ruff, mypy, import-linter, clang-format"
+	@echo "make lint      ruff, mypy, import-linter, lengths of files and functions, clang-format"
+	@echo "make tidy      clang-tidy, over a part of what runs in programs and beside them"
 	@echo "make clean     remove what was built; the virtual environment and CRIU stay"
 
 # --- set-up
@@ -67,11 +69,6 @@ build: build/.packages .venv/.ready build/native/build.ninja
 
 build/native/build.ninja: | .venv/.ready
 	@$(STEP) "configure" $(LOGS)/configure.log $(CMAKE) -S . -B build/native $(CONFIGURE)
-
-build/sanitized/build.ninja: | .venv/.ready
-	@$(STEP) "configure with sanitizers" $(LOGS)/configure-sanitized.log \
-	    $(CMAKE) -S . -B build/sanitized $(CONFIGURE) \
-	    -DPHOS_SANITIZE=address,undefined -DPHOS_NATIVE_DIR=$(CURDIR)/build/sanitized/native
 
 build/threads/build.ninja: | .venv/.ready
 	@$(STEP) "configure with the thread sanitizer" $(LOGS)/configure-threads.log \
@@ -102,21 +99,36 @@ lint: .venv/.ready
 	@$(STEP) "ruff format" $(LOGS)/format.log $(PY) -m ruff format --check --quiet .
 	@$(STEP) "mypy" $(LOGS)/mypy.log $(PY) -m mypy $(TYPED)
 	@$(STEP) "lint-imports" $(LOGS)/imports.log .venv/bin/lint-imports --no-logo
+	@$(STEP) "vocabulary" $(LOGS)/vocabulary.log $(PY) -m tests.support.vocabulary
+	@$(STEP) "lengths" $(LOGS)/lengths.log $(PY) -m tests.support.lengths
 	@$(STEP) "clang-format" $(LOGS)/clang-format.log \
 	    .venv/bin/clang-format --dry-run --Werror $(SOURCES)
 
+tidy: build
+	@$(STEP) "clang-tidy" $(LOGS)/tidy.log $(PY) -m tests.support.tidy $(JOBS)
+
+# The software GPU, a test double, takes more than half of a sanitized build: only test-all sanitizes it.
+# The thread sanitizer has to know it: programs and hook wait for each other by its atomics.
+BUILT_SOFTGPU = $(if $(PHOS_TEST_ALL),,$(CURDIR)/phosd/native/softgpu)
+
 # What has passed with the same sources, headers, CMake files and compiler is not built or run again.
+# Sanitizers take half of the native part: they have a turn, and run when recent commits touch them.
 native-test: build
 	@packaging/stamped.sh build/native.passed "native tests" $(AGAIN) native-test-plain
-	@packaging/stamped.sh build/sanitized.passed "native tests with sanitizers" \
-	    $(AGAIN) native-test-sanitized
-	@packaging/stamped.sh build/threads.passed "native tests with the thread sanitizer" \
-	    $(AGAIN) native-test-threads
+	@if $(TURN) "native tests with sanitizers" 2 "phosd/*.cpp" "phosd/*.h"; then \
+	    packaging/stamped.sh build/sanitized.passed "native tests with sanitizers" \
+	        $(AGAIN) native-test-sanitized BUILT_SOFTGPU=$(BUILT_SOFTGPU); fi
+	@if $(TURN) "native tests with the thread sanitizer" 4 "phosd/hook/*" "phosd/engine/mover/*" "phosd/include/*"; then \
+	    packaging/stamped.sh build/threads.passed "native tests with the thread sanitizer" \
+	        $(AGAIN) native-test-threads; fi
 
 native-test-plain:
 	@$(STEP) "native tests" $(LOGS)/ctest.log $(CTEST) --test-dir build/native
 
-native-test-sanitized: build/sanitized/build.ninja
+native-test-sanitized: .venv/.ready
+	@$(STEP) "configure with sanitizers" $(LOGS)/configure-sanitized.log \
+	    $(CMAKE) -S . -B build/sanitized $(CONFIGURE) -DPHOS_SANITIZE=address,undefined \
+	    -DPHOS_NATIVE_DIR=$(CURDIR)/build/sanitized/native -DPHOS_BUILT_SOFTGPU=$(BUILT_SOFTGPU)
 	@$(STEP) "sanitized build" $(LOGS)/build-sanitized.log \
 	    $(CMAKE) --build build/sanitized --parallel $(JOBS)
 	@$(STEP) "native tests with sanitizers" $(LOGS)/ctest-sanitized.log \
@@ -131,20 +143,26 @@ native-test-threads: build/threads/build.ninja
 check: begin-test build lint
 	@$(STEP) "unit tests" - $(PYTEST) tests/unit --isolated $(SHARDS)
 
-test: begin-test setup lint native-test python-test
+test: begin-test setup lint native-test tidy python-test
 
 test-all: export PHOS_TEST_ALL := 1
-test-all: begin-test setup setup-slurm lint native-test deb image wheel build/wheelhouse build/.release-packages \
-	build/.s3-packages build/.container-packages python-test
+test-all: begin-test setup setup-slurm lint native-test tidy deb image wheel build/wheelhouse build/.release-packages \
+	build/.s3-packages build/.container-packages build/criu-protos python-test
 
 begin-test:
+	@mkdir -p $(LOGS)
 	@rm -f $(LOGS)/steps $(LOGS)/times.json
+	@cut -d " " -f 1-3 /proc/loadavg >$(LOGS)/load
 
 # Tests that judge how long something takes run alone.
 python-test: setup build
 	@$(STEP) "Python tests" - $(PYTEST) -m "not timing" --isolated $(SHARDS) --times $(LOGS)/times.json
 	@$(STEP) "Python tests, alone" - $(PYTEST) -m timing --times $(LOGS)/times.json
-	@$(PY) -m tests.support.budget $(LOGS)/steps $(LOGS)/times.json
+	@test -n "$(PHOS_TEST_ALL)" || $(PY) -m tests.support.budget $(LOGS)
+
+# CRIU's own descriptions of its images, with which ours are compared.
+build/criu-protos: packaging/fetch_criu_protos.py | .venv/.ready
+	@$(STEP) "descriptions of CRIU's images" $(LOGS)/criu-protos.log $(PY) packaging/fetch_criu_protos.py $@
 
 # An S3 server to push images to, and what asks it: as much as all else that is set up together.
 build/.s3-packages: pyproject.toml packaging/requirements.py | .venv/.ready

@@ -16,7 +16,7 @@ import subprocess
 import tempfile
 
 from bench.series import PROGRAMS, interpreter
-from phosd.cli.environment import do_without_what_cannot_be_saved
+from phosd.cli.run_command.environment import do_without_what_cannot_be_saved
 from phosd.engine.system.native import hook_library
 
 _WAYS = {

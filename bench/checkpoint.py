@@ -26,7 +26,8 @@ from phosd.engine.image.store import Store
 from phosd.engine.job.progress import Progress
 from phosd.engine.node.node import Node, NodeConfig
 from phosd.engine.operations.checkpoint import CheckpointOptions, checkpoint
-from phosd.engine.operations.restore import RestoreOptions, restore
+from phosd.engine.operations.restore.options import RestoreOptions
+from phosd.engine.operations.restore.restore import restore
 from phosd.engine.program.tree import scan
 from phosd.engine.system.native import hook_library
 

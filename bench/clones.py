@@ -27,9 +27,10 @@ from bench.series import phases, start, undisturbed
 from phosd.engine.job.progress import Progress
 from phosd.engine.node.node import Node, NodeConfig
 from phosd.engine.operations.checkpoint import CheckpointOptions, checkpoint
-from phosd.engine.operations.rehearse import RehearseOptions, rehearse
-from phosd.engine.operations.restore import RestoreOptions, restore
-from phosd.service.config import size
+from phosd.engine.operations.restore.options import RestoreOptions
+from phosd.engine.operations.restore.rehearse import RehearseOptions, rehearse
+from phosd.engine.operations.restore.restore import restore
+from phosd.service.config_values import size
 
 _LINES = 5
 """Of output before it is saved."""

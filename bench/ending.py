@@ -20,8 +20,9 @@ from bench.series import phases, start
 from phosd.engine.job.progress import Progress
 from phosd.engine.node.node import Node, NodeConfig
 from phosd.engine.operations.checkpoint import CheckpointOptions, checkpoint
-from phosd.engine.operations.restore import RestoreOptions, restore
-from phosd.service.config import size
+from phosd.engine.operations.restore.options import RestoreOptions
+from phosd.engine.operations.restore.restore import restore
+from phosd.service.config_values import size
 
 _PIECE = 64 << 20
 _PIECES = 64

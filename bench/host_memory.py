@@ -23,11 +23,13 @@ from pathlib import Path
 from typing import Any
 
 from bench.checkpoint import gone, wait_until
-from phosd.engine.criu import dump, piece_copier, spared_pages
-from phosd.engine.criu.dump import DumpOptions
-from phosd.engine.criu.program import Criu
-from phosd.engine.criu.restore import TreeRestoreOptions, restore_tree
-from phosd.engine.criu.saved_tree import SavedTree
+from phosd.engine.criu.dump import dump
+from phosd.engine.criu.dump.dump import DumpOptions
+from phosd.engine.criu.restore import piece_copier, spared_pages
+from phosd.engine.criu.restore.options import TreeRestoreOptions
+from phosd.engine.criu.restore.restore import restore_tree
+from phosd.engine.criu.restore.saved_tree import SavedTree
+from phosd.engine.criu.run.program import Criu
 from phosd.engine.program import tree
 
 PROGRAM = Path(__file__).parent / "programs/host_memory.py"
@@ -71,7 +73,7 @@ class Times:
 def restored(criu: Criu, saved_tree: SavedTree, log: Path) -> dict[str, float]:
     """Restore the program once, see that it runs, and end it."""
     times = Times()
-    complete, begun = spared_pages.PagesPutBack.complete, spared_pages.PagesPutBack.__init__
+    complete, begun = spared_pages.PagesPutBack.made, spared_pages.PagesPutBack.__init__
 
     def noting(self: spared_pages.PagesPutBack) -> bool:
         times.note("made")
@@ -84,12 +86,12 @@ def restored(criu: Criu, saved_tree: SavedTree, log: Path) -> dict[str, float]:
         times.note("copied")
         begun(self, *arguments)
 
-    setattr(spared_pages.PagesPutBack, "complete", noting)  # noqa: B010 (mypy refuses the other)
+    setattr(spared_pages.PagesPutBack, "made", noting)  # noqa: B010 (mypy refuses the other)
     setattr(spared_pages.PagesPutBack, "__init__", beginning)  # noqa: B010
     try:
         found = restore_tree(criu, saved_tree, TreeRestoreOptions())
     finally:
-        setattr(spared_pages.PagesPutBack, "complete", complete)  # noqa: B010
+        setattr(spared_pages.PagesPutBack, "made", complete)  # noqa: B010
         setattr(spared_pages.PagesPutBack, "__init__", begun)  # noqa: B010
     times.note("seconds")
     before = log.read_bytes().count(b"\n")

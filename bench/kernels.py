@@ -36,8 +36,8 @@ from bench.launches import Launched, collect
 from bench.rerun import twice
 from bench.truth import truth
 from bench.verdicts import verdicts
+from phosd.engine.analysis.code.opcodes import Use
 from phosd.engine.analysis.idempotency import Idempotent, of_kernel
-from phosd.engine.analysis.opcodes import Use
 from phosd.engine.analysis.summary import Summary, summarise
 from phosd.errors import PhosError
 

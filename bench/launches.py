@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 from bench.restoring import await_lines
 from bench.series import start
-from phosd.engine.analysis.cubin import read
-from phosd.engine.analysis.images import Form, entries
+from phosd.engine.analysis.code.cubin import read
+from phosd.engine.analysis.code.images import Form, entries
 from phosd.engine.chunk_map.chunk_map import ChunkMap, ChunkMapStatistics
 from phosd.engine.hook_client.code_images import CodeImage, Held
 from phosd.engine.hook_client.link import HookLink, LaunchedKernel
@@ -64,7 +64,7 @@ def running(program: Sequence[str]) -> Iterator[tuple[int, Path]]:
     """Run a program under the hook until it computes; yield its pid and its runtime folder."""
     with tempfile.TemporaryDirectory(prefix="phos-bench-") as name:
         place = Path(name)
-        hooks_folder(place / "run").mkdir(parents=True)
+        (hooks_folder(place / "run") / str(os.geteuid())).mkdir(mode=0o700, parents=True)
         training = start(place / "log", place / "run", *program, hooked=True)
         try:
             await_lines(place / "log", _LINES)

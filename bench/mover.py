@@ -250,16 +250,21 @@ def run(folder: Path, options: argparse.Namespace) -> None:
         with store.open(published.id) as image:
             for number in range(2):
                 taken = seconds(lambda: mover.load(chunks, image))
-                show(
-                    "load",
-                    round=number,
-                    bytes=total,
-                    s=round(taken, 3),
-                    gb_s=rate(total, taken),
-                    of_pinned=round(total / taken / 1e9 / back, 3),
-                    of_folder=round(total / taken / 1e9 / read, 3),
-                )
+                show_load(number, total, taken, back, read)
         show("equal", digests_equal=mover.digest(range(count)) == digests)
+
+
+def show_load(number: int, total: int, taken: float, back: float, read: float) -> None:
+    """Show a load of ``total`` bytes beside the rates of pinned memory and of the folder."""
+    show(
+        "load",
+        round=number,
+        bytes=total,
+        s=round(taken, 3),
+        gb_s=rate(total, taken),
+        of_pinned=round(total / taken / 1e9 / back, 3),
+        of_folder=round(total / taken / 1e9 / read, 3),
+    )
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ from phosd.engine.operations.migrate import MigrateOptions, migrate
 from phosd.engine.operations.resume import ResumeOptions, resume
 from phosd.engine.operations.suspend import SuspendOptions, suspend
 from phosd.engine.operations.swap import SwapOptions, swap
-from phosd.service.config import size
+from phosd.service.config_values import size
 
 _REST = 1.0
 """Seconds before a resume: what stands by for the next mover is started after the suspension."""

@@ -30,7 +30,7 @@ from phosd.engine.hook_client.gate import closed_gates
 from phosd.engine.job.progress import Progress
 from phosd.engine.node.node import Node, NodeConfig
 from phosd.engine.operations.checkpoint import CheckpointOptions, checkpoint
-from phosd.engine.program.group import discover_group
+from phosd.engine.program.discovery import discover_group
 from phosd.engine.system.cuda import driver, is_software
 from phosd.engine.system.native import hook_library, softgpu_folder
 from phosd.errors import PhosError

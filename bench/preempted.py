@@ -45,7 +45,7 @@ from bench.stage import (
     wait_until,
     words_of,
 )
-from phosd.cli.relay import SAVED
+from phosd.cli.run_command.relay import SAVED
 from phosd.engine.program.name import name_of
 from phosd.engine.program.tree import scan
 from phosd.errors import NoSuchProcess

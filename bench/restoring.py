@@ -27,8 +27,9 @@ from phosd.engine.job.progress import Progress
 from phosd.engine.node.gpus import list_gpus
 from phosd.engine.node.node import Node, NodeConfig
 from phosd.engine.operations.checkpoint import CheckpointOptions, checkpoint
-from phosd.engine.operations.restore import RestoreOptions, restore
-from phosd.service.config import size
+from phosd.engine.operations.restore.options import RestoreOptions
+from phosd.engine.operations.restore.restore import restore
+from phosd.service.config_values import size
 
 _LINES = 5
 """Of output before it is saved."""

@@ -30,7 +30,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from bench.stage import Failed, Phos, Shown, add_options, end_tree, run, wait_until, words_of
-from phosd.engine.criu.program import Criu
+from phosd.engine.criu.run.program import Criu
 from phosd.engine.system import procfs
 from phosd.engine.system.native import runtime_plugins
 

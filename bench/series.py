@@ -32,21 +32,24 @@ from typing import Any
 
 from bench.analysing import analyse
 from bench.checkpoint import Iteration, Training, hugepages
-from phosd.cli.environment import do_without_what_cannot_be_saved
+from phosd.cli.run_command.environment import do_without_what_cannot_be_saved
 from phosd.engine.image.manifest import Manifest
 from phosd.engine.job.progress import Progress
 from phosd.engine.node.node import Node, NodeConfig
 from phosd.engine.operations.checkpoint import CheckpointOptions, checkpoint
-from phosd.engine.operations.restore import RestoreOptions, restore
+from phosd.engine.operations.restore.options import RestoreOptions
+from phosd.engine.operations.restore.restore import restore
 from phosd.engine.system.native import hook_library
 from phosd.errors import PhosError
-from phosd.service.config import size
+from phosd.service.config_values import size
 
 PROGRAMS = Path(__file__).parent / "programs"
 STATE = "phos-series"
 """The state folder, in the folder that is given for it."""
 _SETTLE = 10
 """Iterations before the first checkpoint."""
+_TOLD = ("mode", "incremental", "state", "memory_tier", "shadow_limit", "on_write")
+"""Options that the answer repeats."""
 
 
 def interpreter(ranks: int) -> list[str]:
@@ -209,12 +212,9 @@ def case(arguments: argparse.Namespace, folder: Path) -> dict[str, object]:
     expected = undisturbed(folder, arguments)
     with Node(config) as node:
         node.movers.mover(0)
-        hooked = arguments.mode != "driver"
         training = start(
-            folder / "output",
-            config.runtime_dir,
-            *arguments.program,
-            hooked=hooked,
+            *(folder / "output", config.runtime_dir, *arguments.program),
+            hooked=arguments.mode != "driver",
             ranks=arguments.torchrun,
         )
         training.wait_for(_SETTLE)
@@ -224,36 +224,15 @@ def case(arguments: argparse.Namespace, folder: Path) -> dict[str, object]:
         at = training.lines()
         training.wait_for(_SETTLE)
         usual = statistics.median(training.seconds(at))
-        results: list[dict[str, Any]] = []
-        last: str | None = None
         began = time.perf_counter()
-        while len(results) < arguments.count and time.perf_counter() - began < arguments.seconds:
-            parent = (last or "") if arguments.incremental else ""
-            if last is not None and not arguments.incremental:  # there may be no room for two
-                node.store.delete(last)
-                last = None
-            options = CheckpointOptions(mode=arguments.mode, parent=parent, audit=arguments.audit)
-            result = one(
-                node, training, options, arguments.between, write_back=not arguments.in_memory
-            )
-            results.append(result)
-            print(json.dumps(result), file=sys.stderr, flush=True)
-            if "image" in result:
-                if last is not None:
-                    node.store.delete(last)
-                last = result["image"]
+        results, last = checkpoints(node, training, arguments)
         wall = time.perf_counter() - began
         iterations = training.lines()
         manifest = node.store.get(last) if last else None
         stops = [result["stop_s"] for result in results if "stop_s" in result]
         answer: dict[str, object] = {
             "series": " ".join(arguments.program),
-            "mode": arguments.mode,
-            "incremental": arguments.incremental,
-            "state": arguments.state,
-            "memory_tier": arguments.memory_tier,
-            "shadow_limit": arguments.shadow_limit,
-            "on_write": arguments.on_write,
+            **{name: getattr(arguments, name) for name in _TOLD},
             "analysed": analysed,
             "device_bytes": manifest.device_bytes if manifest else None,
             "blocks": len(manifest.blocks) if manifest else None,
@@ -269,11 +248,7 @@ def case(arguments: argparse.Namespace, folder: Path) -> dict[str, object]:
         }
         if expected:
             training.wait_for(max(0, arguments.against - iterations))
-            losses = training.losses()
-            answer |= {
-                "values_against_undisturbed": len(expected),
-                "equal_to_undisturbed": all(losses[n] == value for n, value in expected.items()),
-            }
+            answer |= compared(training, expected)
         if arguments.kill and last is not None:
             cycles = [
                 kill_and_restore(node, training, last, arguments.compare)
@@ -284,6 +259,40 @@ def case(arguments: argparse.Namespace, folder: Path) -> dict[str, object]:
         if last is not None:
             node.store.delete(last)
         return answer
+
+
+def compared(training: Training, expected: Mapping[int, str]) -> dict[str, object]:
+    """Compare the program's values with those of an undisturbed run."""
+    losses = training.losses()
+    return {
+        "values_against_undisturbed": len(expected),
+        "equal_to_undisturbed": all(losses[n] == value for n, value in expected.items()),
+    }
+
+
+def checkpoints(
+    node: Node, training: Training, arguments: argparse.Namespace
+) -> tuple[list[dict[str, Any]], str | None]:
+    """Make one checkpoint after another, of which only the last image stays. Returns what came of
+    each, and that image.
+    """
+    results: list[dict[str, Any]] = []
+    last: str | None = None
+    began = time.perf_counter()
+    while len(results) < arguments.count and time.perf_counter() - began < arguments.seconds:
+        parent = (last or "") if arguments.incremental else ""
+        if last is not None and not arguments.incremental:  # there may be no room for two
+            node.store.delete(last)
+            last = None
+        options = CheckpointOptions(mode=arguments.mode, parent=parent, audit=arguments.audit)
+        result = one(node, training, options, arguments.between, write_back=not arguments.in_memory)
+        results.append(result)
+        print(json.dumps(result), file=sys.stderr, flush=True)
+        if "image" in result:
+            if last is not None:
+                node.store.delete(last)
+            last = result["image"]
+    return results, last
 
 
 def kill_and_restore(node: Node, training: Training, image: str, count: int) -> dict[str, object]:

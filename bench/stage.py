@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, Self, TypeVar
 
 from bench.checkpoint import gone, kill_tree
-from phosd.cli.environment import do_without_what_cannot_be_saved, prepend
+from phosd.cli.run_command.environment import do_without_what_cannot_be_saved, prepend
 from phosd.demo.stage import BUS_CONFIG
 from phosd.engine.system import cuda, memory_mount
 from phosd.engine.system.native import python_environment

@@ -15,8 +15,8 @@ import msgspec
 
 from bench.launches import Launched
 from bench.rerun import ENDING, Instance
-from phosd.engine.analysis.evaluation import Launch
-from phosd.engine.analysis.idempotency import Verdict, of_launch
+from phosd.engine.analysis.reference.evaluation import Launch
+from phosd.engine.analysis.reference.launch_verdict import Verdict, of_launch
 from phosd.engine.analysis.summary import Summary, summarise
 from phosd.engine.analysis.table import encode
 from phosd.errors import PhosError, Unsupported

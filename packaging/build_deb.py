@@ -63,6 +63,8 @@ TEXTS = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "NOTICE")
 SCRIPTS = ("postinst", "prerm", "postrm")
 """The files of ``packaging/debian`` that dpkg runs."""
 
+FOR_TESTS = Path("phosd/engine/analysis/reference")
+"""The model that tests compare the hook with."""
 MAINTAINER = ("the phosd developers", "phosd@phosd.invalid")
 """Without DEBFULLNAME and DEBEMAIL: nobody who can be written to, as RFC 2606 keeps `.invalid`."""
 
@@ -91,7 +93,7 @@ Maintainer: {maintainer}
 Section: admin
 Priority: optional
 Depends: {depends}
-Recommends: polkitd, openssh-client
+Recommends: polkitd, openssh-client, iptables
 Suggests: bash-completion, python3-fsspec, python3-s3fs
 Installed-Size: {kilobytes}
 Description: checkpoint, restore and move GPU processes
@@ -123,10 +125,20 @@ def add_python(root: Path, cache: Path) -> None:
     for path in folder.rglob("*"):
         if path.suffix in SOURCES:
             path.unlink()
-    for path in (ROOT / "phosd").rglob("*"):
-        inside = path.relative_to(ROOT)
-        if path.suffix in (".py", ".typed", ".ptx", ".cu") and "native" not in inside.parts:
-            put(folder / inside, path.read_bytes())
+    for inside in own_files():
+        put(folder / inside, (ROOT / inside).read_bytes())
+
+
+def own_files() -> list[Path]:
+    """Return what phosd runs of the checkout, beside its libraries."""
+    found = [path.relative_to(ROOT) for path in (ROOT / "phosd").rglob("*")]
+    return [
+        path
+        for path in found
+        if path.suffix in (".py", ".typed", ".ptx", ".cu")
+        and "native" not in path.parts
+        and FOR_TESTS not in path.parents
+    ]
 
 
 def bundled(cache: Path) -> Path:

@@ -37,13 +37,14 @@ class Archive:
     keyring: Path
 
 
-def run(command: Sequence[str | Path], what: str) -> str:
-    """Run ``command`` silently; on failure stop with ``what`` and its last lines."""
+def run(command: Sequence[str | Path], what: str, folder: Path | None = None) -> str:
+    """Run ``command`` silently, in ``folder``; on failure stop with ``what`` and its last lines."""
     done = subprocess.run(
         [str(word) for word in command],
         text=True,
         capture_output=True,
         check=False,
+        cwd=folder,
         env={**os.environ, "LC_ALL": "C"},
     )
     if done.returncode != 0:
@@ -91,13 +92,14 @@ def keyring_of(source: Path) -> Path:
 class PrivateApt:
     """Runs apt with its own lists, cache and sources in ``folder``; installs nothing."""
 
-    def __init__(self, folder: Path, archive: Archive, suite: str) -> None:
+    def __init__(self, folder: Path, archive: Archive, suite: str, kind: str = "deb") -> None:
+        self._folder = folder
         self._archives = folder / "cache/archives"
         for part in ("state", "lists/partial", "cache/archives/partial"):
             (folder / part).mkdir(parents=True)
         (folder / "status").touch()
         (folder / "suite.sources").write_text(
-            f"Types: deb\nURIs: {archive.uri}\nSuites: {suite}\nComponents: main\n"
+            f"Types: {kind}\nURIs: {archive.uri}\nSuites: {suite}\nComponents: main\n"
             f"Signed-By: {archive.keyring}\n"
         )
         settings = {
@@ -127,6 +129,13 @@ class PrivateApt:
         words = ["install", "-y", "-qq", "--download-only", "--no-install-recommends", package]
         run(["apt-get", *self._options, *words], f"fetching {package}")
         return sorted(self._archives.glob("*.deb"))
+
+    def source(self, package: str) -> Path:
+        """Fetch the source of ``package`` as its authors have published it (``kind`` deb-src)."""
+        words = ["source", "-qq", "--download-only", "--tar-only", package]
+        run(["apt-get", *self._options, *words], f"fetching {package}'s source", self._folder)
+        (found,) = self._folder.glob(f"{package}_*.orig.tar.*[!c]")
+        return found
 
 
 def fetch(folder: Path, prefix: Path) -> str:

@@ -35,6 +35,8 @@ fi
 [ "${1:-}" != release ] || tool lintian lintian
 [ "${1:-}" != image ] || tool buildah buildah
 tool runc runc
+tool iptables iptables # CRIU calls iptables-restore for a container with a network of its own
+tool ssh-keygen openssh-client
 if [ "${1:-}" = containers ]; then
     tool podman podman
     tool ctr containerd

@@ -44,16 +44,19 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     length: int
 
 
-class _Named(msgspec.Struct, frozen=True):
+class Named(msgspec.Struct, frozen=True):
+    """What the manifest says of its image for people; ``created`` is UTC in ISO 8601."""
+
     id: str
     name: str = ""
+    created: str = ""
 
 
 class Contents(msgspec.Struct, frozen=True):
     """What a client needs to know of a manifest: its chunks, and the names of the image."""
 
     chunks: tuple[Chunk, ...]
-    image: _Named
+    image: Named
 
     @property
     def size(self) -> int:

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, settings
 
 from tests.support import rotation
 from tests.support.harness import has_two_gpus
+from tests.support.shards import name_of, recorded
 
 # Examples are as slow as the machine is busy, which tells nothing about what is tested.
 settings.register_profile("phos", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -57,20 +58,28 @@ def pytest_report_header() -> str:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what the mark ``rotated`` leaves to other commits."""
+    """Leave out what is left to other commits: of the mark ``rotated``, and of slow tests."""
     played: list[pytest.Item] = []
     left_out: list[pytest.Item] = []
+    named = any("::" in word for word in config.args)
     for item in items:
-        mark = item.get_closest_marker("rotated")
-        name, _, case = item.name.partition("[")
-        plays = mark is None or rotation.plays(name, case.removesuffix("]"), **mark.kwargs)
-        (played if plays else left_out).append(item)
+        (played if named or is_played(item) else left_out).append(item)
     items[:] = played
     timing = [item for item in played if item.get_closest_marker("timing")]
     if len(timing) > MOST_TIMING:
         raise pytest.UsageError(f"more than {MOST_TIMING} tests judge time: {timing}")
     if left_out:
         config.hook.pytest_deselected(items=left_out)
+
+
+def is_played(item: pytest.Item) -> bool:
+    """Whether this run plays a test that was not asked for by name."""
+    mark = item.get_closest_marker("rotated")
+    of = mark.kwargs["of"] if mark is not None else 1
+    if not item.get_closest_marker("always"):
+        of = max(of, rotation.period(recorded("tests").get(name_of(item.nodeid), 0.0)))
+    name, _, case = item.name.partition("[")
+    return rotation.plays(name, case.removesuffix("]"), of)
 
 
 def left() -> dict[int, str]:

@@ -16,7 +16,7 @@ _SIDE = 2048
 
 def by_numba() -> Iterator[float]:
     if not hasattr(numpy, "row_stack"):  # numba-cuda 0.30 asks for it; numpy 2.5 has it no more
-        numpy.row_stack = numpy.vstack
+        vars(numpy)["row_stack"] = numpy.vstack
     from numba import cuda
 
     @cuda.jit

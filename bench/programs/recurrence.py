@@ -9,6 +9,7 @@ itself each so many steps. It needs neither a library nor a real GPU.
 import argparse
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import numpy
 import own
@@ -36,13 +37,14 @@ def values(count: int, pause: float) -> Iterator[float]:
     step = numpy.zeros(1, dtype=numpy.uint32)
     where = numpy.array([int(numbers)], dtype=numpy.uint64)
     arguments = numpy.array([where.ctypes.data, step.ctypes.data], dtype=numpy.uint64)
+    together: Any = numpy.bitwise_xor  # whose types are not the same in each release of numpy
     while True:
         shape = (count // _THREADS, 1, 1, _THREADS, 1, 1)
         ok(driver.cuLaunchKernel(advance, *shape, 0, 0, arguments.ctypes.data, 0))
         ok(driver.cuMemcpyDtoH(host.ctypes.data, numbers, host.nbytes))
         step += 1
         time.sleep(pause)
-        yield float(numpy.bitwise_xor.reduce(host))
+        yield float(together.reduce(host))
 
 
 def main() -> None:

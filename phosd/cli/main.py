@@ -66,16 +66,17 @@ _COMMANDS = {
 }
 """The commands in the order in which one needs them, each with the first sentence of its help.
 
-Each command is in the module of its name (with underscores; a keyword has one behind it), which is
-imported only to run it, so that listing the commands or running one does not load what the others
-need.
+Each command is in the module of its name (with underscores; a keyword has one behind it) in
+``commands``, and ``run`` in ``run_command``. It is imported only to run it, so that listing the
+commands or running one does not load what the others need.
 """
 
 
 def named(name: str) -> click.Command:
     """Import and return the command of this name."""
     here = f"{name}_" if keyword.iskeyword(name) else name.replace("-", "_")
-    command: click.Command = getattr(importlib.import_module(f"phosd.cli.{here}"), here)
+    where = "run_command" if name == "run" else "commands"
+    command: click.Command = getattr(importlib.import_module(f"phosd.cli.{where}.{here}"), here)
     return command
 
 
@@ -133,7 +134,7 @@ class _Lazy(click.Group):
         sys.exit(exit_code if isinstance(exit_code, int) else Exit.DONE)
 
 
-# Of newer versions of click, to show the help.
+# Newer versions of click raise it, to show the help.
 _NoArgs: type[click.ClickException] = getattr(click.exceptions, "NoArgsIsHelpError", _Never)
 
 

@@ -7,25 +7,20 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 from click.shell_completion import CompletionItem
 
 from phosd.bus import CallError, NoBusError
 from phosd.cli.client import call, objects, peek
-from phosd.cli.named import running
+from phosd.cli.parameters import ParamType
+from phosd.cli.run_command.named import running
 from phosd.cli.settings import Settings
 from phosd.client.errors import CommandError
 from phosd.client.text import human_bytes, plain
 from phosd.engine.image.name import valid_name
 from phosd.engine.program.name import names_of_user
-
-# Generic only in newer versions of click.
-if TYPE_CHECKING:
-    _ParamType = click.ParamType[Any, Any]
-else:
-    _ParamType = click.ParamType
 
 LATEST = "latest"
 """Names the newest image that the caller may see."""
@@ -36,7 +31,7 @@ _SHOWN = 5
 Row = Sequence[Any]
 
 
-class _Named(_ParamType):
+class _Named(ParamType):
     """Something that phosd lists, completed by the shell."""
 
     member = ""
@@ -115,7 +110,7 @@ class SuspendedPid(Pid):
         return [item for item in found if ", suspended: " in str(item.help)]
 
 
-class FileOrPid(_ParamType):
+class FileOrPid(ParamType):
     """A file, or a process: what is a number, or the name of a program and of no file."""
 
     name = "file or pid"

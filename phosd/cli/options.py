@@ -6,6 +6,7 @@ from typing import Any
 import click
 
 from phosd.cli import names
+from phosd.cli.parameters import Duration
 
 PID = names.Pid()
 FILE_OR_PID = names.FileOrPid()
@@ -15,14 +16,12 @@ GPU = names.Gpu()
 JOB = names.Job()
 deadline = click.option(
     "--deadline",
-    type=click.FloatRange(min=0, min_open=True),
-    metavar="SECONDS",
+    type=Duration(),
     help="How long the program may take to come to rest, before it goes on as it was.",
 )
 _callback_deadline = click.option(
     "--callback-deadline",
-    type=click.FloatRange(min=0, min_open=True),
-    metavar="SECONDS",
+    type=Duration(),
     help="How long a program with safe points of its own may take to come to one.",
 )
 _without_callbacks = click.option(

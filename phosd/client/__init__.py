@@ -14,9 +14,10 @@ from phosd.exports import lazily
 
 # `phos --help` needs no event loop, and what shows an error no bus.
 if TYPE_CHECKING:
-    from phosd.client.async_client import AsyncClient, AsyncJobHandle, Change
+    from phosd.client.async_client import AsyncClient, Change
     from phosd.client.checks import Check
     from phosd.client.evacuation import Step
+    from phosd.client.job_handle import AsyncJobHandle
     from phosd.client.kernels import Kernel
     from phosd.client.options import (
         CheckpointOptions,
@@ -39,10 +40,11 @@ else:
         __name__,
         {
             "sync_client": ("Client", "JobHandle"),
-            "async_client": ("AsyncClient", "AsyncJobHandle", "Change"),
+            "async_client": ("AsyncClient", "Change"),
             "checks": ("Check",),
             "records": ("Gpu", "Image", "Job", "Manager", "Phase", "Process", "Record"),
             "past": ("Event",),
+            "job_handle": ("AsyncJobHandle",),
             "kernels": ("Kernel",),
             "evacuation": ("Step",),
             "options": (

@@ -2,17 +2,15 @@
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Self, TypeVar, Unpack
+from typing import Literal, Self, TypeVar, Unpack
 
-from phosd.bus import ROOT, CallError, NoBusError
-from phosd.client.calls import Calls
+from phosd.bus import ROOT
 from phosd.client.checks import Check
 from phosd.client.daemon import NO_BUS, OBJECTS, Daemon, News, Properties, ended_or_began
-from phosd.client.errors import told, typed
 from phosd.client.evacuation import Step
+from phosd.client.job_handle import AsyncJobHandle
 from phosd.client.kernels import Kernel, kernel
 from phosd.client.options import (
     CheckpointOptions,
@@ -26,8 +24,9 @@ from phosd.client.options import (
 )
 from phosd.client.past import Event, event, past_job
 from phosd.client.records import Gpu, Image, Job, Manager, Process, Record, record_of
+from phosd.client.typed_calls import TypedCalls, in_microseconds, interface_of, plain, typed_errors
 from phosd.client.users import user_name
-from phosd.errors import Internal, InvalidOption, NoDaemon, PhosError, Timeout
+from phosd.errors import Internal, InvalidOption, NoDaemon, PhosError
 
 _BATCH_SECONDS = 0.1
 """Seconds for which changes are collected before their objects are read."""
@@ -62,7 +61,7 @@ class AsyncClient:
     def __init__(self, daemon: Daemon, bus: str) -> None:
         self._daemon = daemon
         self._bus = bus
-        self._calls = _TypedCalls(daemon, bus)
+        self._calls = TypedCalls(daemon, bus)
 
     @classmethod
     async def connect(cls, bus: str | None = None, *, interactive: bool = False) -> Self:
@@ -73,7 +72,7 @@ class AsyncClient:
         Raises :class:`~phosd.errors.NoBus`.
         """
         where = bus or os.environ.get("PHOS_BUS") or "system"
-        with _typed_errors(where):
+        with typed_errors(where):
             return cls(await Daemon.open(where, interactive=interactive), where)
 
     async def close(self) -> None:
@@ -128,12 +127,12 @@ class AsyncClient:
 
     async def history(self, limit: int = 50, **options: Unpack[HistoryOptions]) -> list[Job]:
         """Return at most ``limit`` past jobs, newest first; options: :class:`HistoryOptions`."""
-        rows = await self._calls.history(limit, **_in_microseconds(options))
+        rows = await self._calls.history(limit, **in_microseconds(options))
         return [past_job(row) for row in rows]
 
     async def events(self, **options: Unpack[EventOptions]) -> list[Event]:
         """Return what happened, newest first; options: :class:`EventOptions`."""
-        return [event(row) for row in await self._calls.events(**_in_microseconds(options))]
+        return [event(row) for row in await self._calls.events(**in_microseconds(options))]
 
     async def kernels(self, pid: int, limit: int = 500) -> list[Kernel]:
         """Return at most ``limit`` kernels that a process has launched, those launched most first,
@@ -153,7 +152,7 @@ class AsyncClient:
         Raises :class:`~phosd.errors.NoDaemon` when phosd or the bus goes away; call it again then.
         """
         known: dict[str, Record] = {}
-        with _typed_errors(self._bus):
+        with typed_errors(self._bus):
             async with self._daemon.news() as news:
                 now: Mapping[str, Record | None] = await self._everything()
                 while True:
@@ -175,7 +174,7 @@ class AsyncClient:
         """
         if options.get("every") == 0:
             raise InvalidOption("every=0 makes no checkpoint", hint="call end_periodic")
-        return self._handle(await self._calls.checkpoint(pid, **_plain(options)))
+        return self._handle(await self._calls.checkpoint(pid, **plain(options)))
 
     async def end_periodic(self, pid: int) -> None:
         """End the periodic checkpoints of a process; its images stay."""
@@ -189,13 +188,13 @@ class AsyncClient:
         """Run the program of an image again from where it was; the job's result is its pid.
         Options: :class:`RestoreOptions`.
         """
-        return self._handle(await self._calls.restore(image, **_plain(options)))
+        return self._handle(await self._calls.restore(image, **plain(options)))
 
     async def verify(self, image: str, **options: Unpack[VerifyOptions]) -> "AsyncJobHandle":
         """Read every byte of an image again. The job fails with
         :class:`~phosd.errors.ImageCorrupt` if one is wrong.
         """
-        return self._handle(await self._calls.verify(image, **_plain(options)))
+        return self._handle(await self._calls.verify(image, **plain(options)))
 
     async def migrate(
         self, pid: int, destination: str, **options: Unpack[MigrateOptions]
@@ -203,23 +202,23 @@ class AsyncClient:
         """Move a process to another GPU: its number, the beginning of its UUID, or ``OLD:NEW`` for
         each of several, with commas. Options: :class:`MigrateOptions`.
         """
-        return self._handle(await self._calls.migrate(pid, destination, **_plain(options)))
+        return self._handle(await self._calls.migrate(pid, destination, **plain(options)))
 
     async def suspend(self, pid: int, **options: Unpack[SuspendOptions]) -> "AsyncJobHandle":
         """Take a process off its GPUs; it stands still until it is resumed. Options:
         :class:`SuspendOptions`.
         """
-        return self._handle(await self._calls.suspend(pid, **_plain(options)))
+        return self._handle(await self._calls.suspend(pid, **plain(options)))
 
     async def resume(self, pid: int, **options: Unpack[ResumeOptions]) -> "AsyncJobHandle":
         """Bring a suspended process back. Options: :class:`ResumeOptions`."""
-        return self._handle(await self._calls.resume(pid, **_plain(options)))
+        return self._handle(await self._calls.resume(pid, **plain(options)))
 
     async def swap(
         self, leaving: int, coming: int, **options: Unpack[SuspendOptions]
     ) -> "AsyncJobHandle":
         """Suspend a process, and resume another in its place. Options: :class:`SuspendOptions`."""
-        return self._handle(await self._calls.swap(leaving, coming, **_plain(options)))
+        return self._handle(await self._calls.swap(leaving, coming, **plain(options)))
 
     async def attach(self, number: int) -> "AsyncJobHandle":
         """Return the handle of a job that was started before, perhaps elsewhere. Raises
@@ -254,12 +253,12 @@ class AsyncClient:
 
     async def try_checkpoint(self, pid: int, **options: Unpack[CheckpointOptions]) -> list[Check]:
         """Return what a checkpoint checks before it begins. Nothing is stopped or saved."""
-        rows = await self._calls.try_checkpoint(pid, **_plain(options))
+        rows = await self._calls.try_checkpoint(pid, **plain(options))
         return [Check.of(*row) for row in rows]
 
     async def try_restore(self, image: str, **options: Unpack[RestoreOptions]) -> list[Check]:
         """Return what a restore checks before it begins. Nothing is restored."""
-        return [Check.of(*row) for row in await self._calls.try_restore(image, **_plain(options))]
+        return [Check.of(*row) for row in await self._calls.try_restore(image, **plain(options))]
 
     async def plan_evacuation(self, gpu: str) -> list[Step]:
         """Return what clears a GPU, by its number or the beginning of its UUID, of the processes
@@ -276,9 +275,9 @@ class AsyncClient:
         return record
 
     async def _read(self, path: str) -> Record | None:
-        with _typed_errors(self._bus):
+        with typed_errors(self._bus):
             values = await self._daemon.properties(path, "")
-        return await asyncio.to_thread(record_of, path, _interface_of(path), values, user_name)
+        return await asyncio.to_thread(record_of, path, interface_of(path), values, user_name)
 
     async def _all(self, kind: type[_R], *refresh: str) -> list[_R]:
         found = (await self._everything(*refresh)).values()
@@ -286,7 +285,7 @@ class AsyncClient:
 
     async def _everything(self, *refresh: str) -> dict[str, Record]:
         """Return all records by path, after the lists ``refresh`` (all, if none is named)."""
-        with _typed_errors(self._bus):
+        with typed_errors(self._bus):
             managed = await self._daemon.managed(*(refresh or _LISTS))
         return await asyncio.to_thread(_records, managed)
 
@@ -310,109 +309,6 @@ class AsyncClient:
 
     def _handle(self, path: str) -> "AsyncJobHandle":
         return AsyncJobHandle(self._daemon, self._calls, path, self._bus)
-
-
-class AsyncJobHandle:
-    """A job that phosd has taken. ``await handle`` waits until it is done, as :meth:`wait` does."""
-
-    def __init__(self, daemon: Daemon, calls: Calls, path: str, bus: str) -> None:
-        self._daemon = daemon
-        self._calls = calls
-        self._bus = bus
-        self.path = path
-        """Its object on D-Bus."""
-        self.number = int(path.rpartition("_")[2])
-
-    async def follow(self) -> AsyncGenerator[Job, None]:
-        """Yield the job at every change, at most twice a second, at last when it has ended. Raises
-        :class:`~phosd.errors.NoDaemon` if phosd goes away before.
-        """
-        with _typed_errors(self._bus):
-            async with aclosing(self._daemon.follow(self.path)) as states:
-                async for values in states:
-                    yield await self._job(values)
-
-    async def wait(
-        self, progress: Callable[[Job], object] | None = None, timeout: float | None = None
-    ) -> Job:
-        """Wait until the job is done, and return it.
-
-        ``progress`` is called at every change. Raises the error that ended the job (also
-        :class:`~phosd.errors.Cancelled`), or :class:`~phosd.errors.Timeout` after ``timeout``
-        seconds, when the job goes on.
-        """
-        job = None
-        try:
-            async with asyncio.timeout(timeout), aclosing(self.follow()) as states:
-                async for job in states:
-                    if progress is not None:
-                        progress(job)
-        except TimeoutError:
-            raise late(self.number, timeout) from None
-        return ended(job)
-
-    def __await__(self) -> Generator[Any, None, Job]:
-        return self.wait().__await__()
-
-    async def cancel(self) -> None:
-        """Have the job stop at its next safe point; the program runs on."""
-        await self._calls.cancel(self.path)
-
-    async def _job(self, values: Properties) -> Job:
-        interface = _interface_of(self.path)
-        record = await asyncio.to_thread(record_of, self.path, interface, values, user_name)
-        assert isinstance(record, Job)
-        return record
-
-
-def ended(job: Job | None) -> Job:
-    """Return a job that is done; raise the error of one that is not."""
-    assert job is not None
-    if job.state != "done":
-        message = job.message or f"job {job.number} is {job.state}"
-        raise told(job.error or "Internal", message, job.hint, job.error_reason)
-    return job
-
-
-def late(number: int, seconds: float | None) -> Timeout:
-    """Return the error for a job that has not ended in time."""
-    return Timeout(f"job {number} has not ended within {seconds} s", hint="it goes on; wait again")
-
-
-class _TypedCalls(Calls):
-    """The calls, whose errors are typed."""
-
-    def __init__(self, daemon: Daemon, bus: str) -> None:
-        self._daemon = daemon
-        self._bus = bus
-
-    async def _call(self, path: str, interface: str, member: str, *call: Any) -> Any:
-        with _typed_errors(self._bus):
-            values = await self._daemon.call(path, interface, member, *call)
-        return values[0] if values else None
-
-
-@contextmanager
-def _typed_errors(bus: str) -> Iterator[None]:
-    try:
-        yield
-    except (CallError, NoBusError) as error:
-        raise typed(error, bus) from error
-
-
-def _plain(options: Any) -> dict[str, Any]:
-    return dict(options)
-
-
-def _in_microseconds(options: Any) -> dict[str, Any]:
-    """Return options with times as D-Bus has them."""
-    times = ("since", "until")
-    return {name: int(x * 1e6) if name in times else x for name, x in options.items()}
-
-
-def _interface_of(path: str) -> str:
-    kind = path.removeprefix(ROOT).strip("/").partition("/")[0] or "manager"
-    return f"org.phos.{kind.capitalize()}1"
 
 
 def _records(managed: Mapping[str, Mapping[str, Properties]]) -> dict[str, Record]:

@@ -13,12 +13,13 @@ sends only those that are not there as a whole, and half an index is none.
 
 import hashlib
 import re
+import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -29,13 +30,16 @@ from phosd.errors import (
     InvalidOption,
     NoSuchImage,
     RemoteFailed,
+    Unsupported,
 )
 from phosd.portable import (
     ALIVE,
     DONE,
     FORMAT,
+    MAX_MANIFEST,
     Chunk,
     Head,
+    Named,
     map_bytes,
     mapped,
     packed_map,
@@ -47,12 +51,17 @@ PACK = 64 << 20
 """Most bytes of a pack: few objects for much memory, and little to send again."""
 _AT_ONCE = 4
 """Packs that are on their way at the same time."""
-_INDEXES_AT_ONCE = 16
+_INDEXES_AT_ONCE = 8
+_CLOCKS_DIFFER = 86_400.0
+"""Seconds that the clock of the machine where an image was made may be ahead of this one's."""
+_STAMP = "%Y%m%dT%H%M%S"
+"""How the id of an image begins: with the time (UTC) at which it was made."""
 _ID = re.compile(r"\d{8}T\d{6}-[0-9a-f]{4}")
 _INDEX = re.compile(r"\d{8}T\d{6}-[0-9a-f]{4}-[0-9a-f]{64}\.json")
 _NAME = re.compile(r"[0-9a-f]{64}")
 
 _T = TypeVar("_T")
+_Item = TypeVar("_Item")
 
 
 @dataclass(frozen=True)
@@ -89,30 +98,52 @@ class _Place:
 class Remote:
     """The images at a URL. Everything raises what :class:`RemoteFiles` raises."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, tell: Callable[[str], None] = lambda _: None) -> None:
+        """``tell`` is told what is there and cannot be used."""
         self.url = url
+        self._tell = tell
         self._files = RemoteFiles(url)
         self.begun = False
         """Whether a push has begun to send: what has come as a whole stays."""
 
     def images(self) -> list[str]:
-        """Return the ids of the images there, oldest first."""
+        """Return the ids of the images there, oldest first, as their heads are called."""
         names = self._files.sizes("images")
         found = (name.removesuffix(".phos") for name in names if name.endswith(".phos"))
         return sorted(each for each in found if _ID.fullmatch(each))
 
     def head(self, image: str) -> Head:
-        """Return the head of an image. Raises :class:`NoSuchImage`."""
-        data = self._files.read(f"images/{image}.phos")
-        if data is None:
+        """Return the head of an image, which says itself that it is this one's.
+
+        Raises :class:`NoSuchImage`, and :class:`ImageCorrupt` if there is something else.
+        """
+        path = _head_path(image)
+        head = self._files.parse(path, _head)
+        if head is None:
             raise NoSuchImage(
                 f"there is no image {image} at {self.url}", hint="`phos pull URL --list` lists them"
             )
-        return _head(data)
+        said = head.contents.image
+        if said.id != image:
+            raise ImageCorrupt(
+                f"{path} at {self.url} is the head of another image: of {said.id!r}, which was "
+                f"made at {said.created or 'an unknown time'}, and not of {image}",
+                hint="somebody has renamed or replaced it: see who may write there, and push the "
+                "image again",
+            )
+        return head
 
-    def chosen(self, name: str) -> str:
-        """Return the id of the image that begins like this, or of the newest, ``latest``, or of the
-        newest of the program with this name.
+    def heads(self, images: Iterable[str]) -> Iterator[Head]:
+        """Yield the heads of images, without those that cannot be read: ``tell`` is told why."""
+        for image in images:
+            try:
+                yield self.head(image)
+            except (ImageCorrupt, Unsupported, NoSuchImage) as error:
+                self._tell(f"{_head_path(image)} is left out: {error}")
+
+    def find(self, name: str) -> Head:
+        """Return the head of the image whose id begins like this, or of the newest, ``latest``, or
+        of the newest of the program with this name.
         """
         found = self.images()
         if not found:
@@ -120,9 +151,9 @@ class Remote:
                 f"there are no images at {self.url}", hint="`phos push IMAGE URL` brings them there"
             )
         if name == "latest":
-            return found[-1]
+            return self._newest(found, "that can be read", lambda _: True)
         if name[:1].isalpha():
-            return self._newest_of(name, found)
+            return self._newest(found, f"of {name}", lambda image: image.name == name)
         meant = [each for each in found if each.startswith(name)] if name else []
         if len(meant) != 1:
             what = f"{len(meant)} images" if meant else "no image"
@@ -130,14 +161,23 @@ class Remote:
                 f"there is {what} at {self.url} whose id begins with {name!r}",
                 hint="`phos pull URL --list` lists them",
             )
-        return meant[0]
+        return self.head(meant[0])
 
-    def _newest_of(self, name: str, images: Sequence[str]) -> str:
-        for image in reversed(images):
-            if self.head(image).contents.image.name == name:
-                return image
+    def _newest(self, images: Sequence[str], what: str, fits: Callable[[Named], bool]) -> Head:
+        """Return the newest head of ``what`` that ``fits``. One from the future, which only a wrong
+        clock or a forger makes, would be the newest for years.
+        """
+        end = time.strftime(_STAMP, time.gmtime(time.time() + _CLOCKS_DIFFER))
+        ahead = [image for image in images if image > end]
+        for head in self.heads(reversed(images[: len(images) - len(ahead)])):
+            if fits(head.contents.image):
+                if ahead:
+                    self._tell(f"{', '.join(ahead)} at {self.url} is from the future: left out")
+                return head
         raise NoSuchImage(
-            f"there is no image of {name} at {self.url}", hint="`phos pull URL --list` lists them"
+            f"there is no image {what} at {self.url}"
+            + (f", but for what is from the future: {', '.join(ahead)}" if ahead else ""),
+            hint="`phos pull URL --list` lists them",
         )
 
     def push(self, link: Link, key: Path | None = None) -> Sent:
@@ -171,7 +211,7 @@ class Remote:
             text = msgspec.json.encode(index)
             self._files.write(f"index/{image}-{hashlib.sha256(text).hexdigest()}.json", text)
         if before is None or (head.signature and before.packed != head.packed):
-            self._files.write(f"images/{image}.phos", head.packed)
+            self._files.write(_head_path(image), head.packed)
         link.write(DONE)
         return Sent.of(chunks, wanted)
 
@@ -192,12 +232,11 @@ class Remote:
         """Return the head that is there of the same image. Raises :class:`InvalidOption` if it is
         another one's.
         """
-        data = self._files.read(f"images/{image}.phos")
-        if data is None:
-            return None
         try:
-            before = _head(data)
+            before = self._files.parse(_head_path(image), _head)
         except ImageCorrupt:  # it was not written as a whole
+            return None
+        if before is None:
             return None
         # The manifest of another version of phosd may say the same in other words.
         if before.contents.chunks != head.contents.chunks:
@@ -211,21 +250,29 @@ class Remote:
         """Return where those of the chunks are that are in packs of these sizes, by SHA-256."""
         meant = frozenset(chunk.sha256 for chunk in chunks)
         found: dict[str, _Place] = {}
-        indexes = sorted(filter(_INDEX.fullmatch, self._files.sizes("index")))
-        with ThreadPoolExecutor(_INDEXES_AT_ONCE) as pool:
-            texts = pool.map(lambda name: self._files.read(f"index/{name}"), indexes)
-            for name, data in zip(indexes, texts, strict=True):
-                if data is None or hashlib.sha256(data).hexdigest() not in name:
-                    continue  # it was removed meanwhile, or not written as a whole
-                for pack in self._index(data).packs:
-                    ends = sum(chunk.length for chunk in pack.chunks)
-                    if not _NAME.fullmatch(pack.name) or sizes.get(pack.name) != ends:
-                        continue
-                    offset = 0
-                    for chunk in pack.chunks:
-                        if chunk.sha256 in meant:
-                            found.setdefault(chunk.sha256, _Place(pack.name, offset))
-                        offset += chunk.length
+        listed = sorted(self._files.sizes("index").items())
+        # An index lists no more chunks than the manifest that it was written for.
+        indexes = [
+            (n, size) for n, size in listed if _INDEX.fullmatch(n) and 0 < size <= MAX_MANIFEST
+        ]
+
+        def read(index: tuple[str, int]) -> bytes | None:
+            return self._files.read(f"index/{index[0]}", index[1])
+
+        for (name, _), data in zip(
+            indexes, _ahead(read, iter(indexes), _INDEXES_AT_ONCE), strict=True
+        ):
+            if data is None or hashlib.sha256(data).hexdigest() not in name:
+                continue  # it was removed meanwhile, or not written as a whole
+            for pack in self._index(data).packs:
+                ends = sum(chunk.length for chunk in pack.chunks)
+                if not _NAME.fullmatch(pack.name) or sizes.get(pack.name) != ends:
+                    continue
+                offset = 0
+                for chunk in pack.chunks:
+                    if chunk.sha256 in meant:
+                        found.setdefault(chunk.sha256, _Place(pack.name, offset))
+                    offset += chunk.length
         return found
 
     def _index(self, data: bytes) -> _Index:
@@ -259,21 +306,22 @@ class Source:
         return Sent.of(chunks, wanted)
 
 
-def _head(data: bytes) -> Head:
-    """Parse a head that was read as a whole."""
-    at = 0
+def _head_path(image: str) -> str:
+    return f"images/{image}.phos"
 
-    def read(count: int) -> bytes:
-        nonlocal at
-        part = data[at : at + count]
+
+def _head(read: Callable[[int], bytes]) -> Head:
+    """Parse the head that a file has, and no more: ``read`` returns its next bytes."""
+
+    def exactly(count: int) -> bytes:
+        part = read(count)
         if len(part) < count:
             raise ImageCorrupt(
                 "the beginning of the image is cut short", hint="push the image again"
             )
-        at += count
         return part
 
-    return read_head(read)
+    return read_head(exactly)
 
 
 def _packs(chunks: Sequence[Chunk], numbers: Sequence[int]) -> Iterator[Pack]:
@@ -312,17 +360,19 @@ def _runs(
         yield run
 
 
-def _ahead(work: Callable[[Any], _T], items: Iterator[Any]) -> Iterator[_T]:
+def _ahead(
+    work: Callable[[_Item], _T], items: Iterator[_Item], at_once: int = _AT_ONCE
+) -> Iterator[_T]:
     """Yield what ``work`` makes of each item, in order; some are worked on in advance.
 
     What has begun is brought to its end, whatever happens: a pack that has come as a whole is not
     sent again.
     """
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
+    with ThreadPoolExecutor(at_once) as pool:
         begun: deque[Future[_T]] = deque()
         for item in items:
             begun.append(pool.submit(work, item))
-            if len(begun) > _AT_ONCE:
+            if len(begun) > at_once:
                 yield begun.popleft().result()
         while begun:
             yield begun.popleft().result()

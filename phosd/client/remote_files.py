@@ -1,7 +1,8 @@
 """Read and write files at a URL that fsspec knows, with errors that say what to do."""
 
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 from phosd.errors import (
     InvalidOption,
@@ -11,6 +12,8 @@ from phosd.errors import (
     RemoteFailed,
     Unsupported,
 )
+
+_T = TypeVar("_T")
 
 
 class RemoteFiles:
@@ -39,10 +42,26 @@ class RemoteFiles:
             raise self._trouble("listed", error) from error
         return {path: int(told["size"]) for path, told in found.items()}
 
-    def read(self, name: str) -> bytes | None:
-        """Return the bytes of a file; None if there is none."""
+    def parse(self, name: str, parsed: Callable[[Callable[[int], bytes]], _T]) -> _T | None:
+        """Return what ``parsed`` makes of a file; None if there is none.
+
+        It is given a function that reads the next bytes, at most so many: who has written the file
+        may have made it larger than memory.
+        """
         try:
-            data: bytes = self._fs.cat_file(f"{self._root}/{name}")
+            with self._fs.open(f"{self._root}/{name}", "rb") as file:
+                return parsed(file.read)
+        except FileNotFoundError:
+            return None
+        except PhosError:
+            raise
+        except Exception as error:
+            raise self._trouble("read", error) from error
+
+    def read(self, name: str, size: int) -> bytes | None:
+        """Return the bytes of a file, as far as ``size`` goes; None if there is none."""
+        try:
+            data: bytes = self._fs.cat_file(f"{self._root}/{name}", start=0, end=size)
         except FileNotFoundError:
             return None
         except Exception as error:

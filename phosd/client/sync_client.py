@@ -7,9 +7,10 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iter
 from contextlib import closing
 from typing import Any, Generic, Self, TypeVar, Unpack
 
-from phosd.client.async_client import AsyncClient, AsyncJobHandle, Change, ended, late
+from phosd.client.async_client import AsyncClient, Change
 from phosd.client.checks import Check
 from phosd.client.evacuation import Step
+from phosd.client.job_handle import AsyncJobHandle, ended, late
 from phosd.client.kernels import Kernel
 from phosd.client.options import (
     CheckpointOptions,
@@ -36,6 +37,8 @@ class _Loop:
             target=self._loop.run_forever, name="phos-client", daemon=True
         )
         self._thread.start()
+        self.closed = False
+        """Whether :meth:`close` was called."""
 
     def run(self, work: Coroutine[Any, Any, _T]) -> _T:
         """Run it to its end; an exception here, such as an interrupt, ends it. Raises
@@ -51,11 +54,6 @@ class _Loop:
             future.cancel()
             raise
 
-    @property
-    def closed(self) -> bool:
-        """Whether :meth:`close` was called."""
-        return self._loop.is_closed()
-
     def each(
         self, items: AsyncGenerator[_T, None], timeout: float | None = None
     ) -> Generator[_T, None, None]:
@@ -70,7 +68,8 @@ class _Loop:
                 self.run(pull.close())
 
     def close(self) -> None:
-        """End the thread."""
+        """End the thread. Nothing may be given to it from now on: it would never be done."""
+        self.closed = True
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()

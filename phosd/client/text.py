@@ -1,31 +1,10 @@
-"""Make text safe for terminals, and format figures.
+"""Format figures and text for people."""
 
-Command lines, kernel names and errors come from users' programs. Printed verbatim, they could
-control the terminal of the reader, who may be root.
-"""
-
-import unicodedata
 from collections.abc import Mapping
 
-_HIDDEN = frozenset(("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"))
-"""Unicode categories of characters that are shown as escapes: controls, formats, surrogates."""
+from phosd.plain_text import plain
 
-
-def plain(text: str, *, lines: bool = False) -> str:
-    """Return the text with terminal control characters escaped; ``lines`` keeps line ends and
-    tabs.
-    """
-    if text.isascii() and text.isprintable():
-        return text
-    return "".join(_shown(character, lines) for character in text)
-
-
-def _shown(character: str, lines: bool) -> str:
-    if lines and character in "\n\t":
-        return character
-    if unicodedata.category(character) in _HIDDEN:
-        return character.encode("unicode_escape").decode()
-    return character
+__all__ = ["container_text", "figure", "human_bytes", "plain", "rate"]
 
 
 def human_bytes(count: float) -> str:

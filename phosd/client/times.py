@@ -1,34 +1,16 @@
-"""Parse and format times on the command line: dates, relative times and durations.
+"""Parse and format times on the command line: dates and relative times.
 
 People write and read local time, programs UTC.
 """
 
-import re
 import time
 from datetime import UTC, datetime, timedelta, tzinfo
 
 import click
 
-_UNITS = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400, "w": 604_800}
+from phosd.units import duration
+
 _DAYS = {"today": 0, "yesterday": 1}
-
-
-def duration(text: str) -> float | None:
-    """Return the seconds of ``90``, ``90s``, ``5m``, ``5min``, ``2h``, ``1d`` or ``1w``; None for
-    other text.
-    """
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)(|s|m|min|h|d|w)", text)
-    return float(found[1]) * _UNITS[found[2]] if found and found[1].isascii() else None
-
-
-def interval_text(seconds: float) -> str:
-    """Format an interval, to be read by :func:`duration` without the space: ``90 s``, ``10 min``,
-    ``1 d``.
-    """
-    for unit in ("w", "d", "h", "min"):
-        if seconds >= _UNITS[unit] and seconds % _UNITS[unit] == 0:
-            return f"{seconds / _UNITS[unit]:g} {unit}"
-    return f"{seconds:g} s"
 
 
 def moment(_: click.Context, __: click.Parameter, text: str | None) -> int | None:

@@ -8,7 +8,6 @@ with the bytes.
 import os
 import secrets
 import socket
-import struct
 import subprocess
 import threading
 from collections.abc import Callable, Sequence
@@ -16,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, Protocol, Self, TypeVar
 
+from phosd import unix_sockets
 from phosd.errors import ImageCorrupt, Internal, NotAuthorized, PhosError
 from phosd.portable import (
     DONE,
@@ -28,7 +28,6 @@ from phosd.portable import (
     read_head,
 )
 
-_CREDENTIALS = struct.Struct("3i")
 _LOOK_SECONDS = 0.2
 _ROOT = 0
 _T = TypeVar("_T")
@@ -50,7 +49,7 @@ class Link:
         view = memoryview(data)
         while view:
             try:
-                got = self._socket.recv_into(view)
+                got = unix_sockets.receive_into(self._socket, view)
             except OSError as error:
                 raise PhosdHasLeft from error
             if not got:
@@ -68,7 +67,7 @@ class Link:
     def wait_for_end(self) -> None:
         """Wait until phosd has closed it."""
         try:
-            while self._socket.recv(1 << 16):
+            while unix_sockets.receive(self._socket, 1 << 16):
                 pass
         except OSError:
             return
@@ -83,8 +82,8 @@ class Transfer(Generic[_T]):
 
     def __init__(self, work: Callable[[Link], _T]) -> None:
         self._work = work
-        self._listening = socket.socket(socket.AF_UNIX)
         self.name = f"phos-transfer-{secrets.token_hex(16)}"
+        self._listening = unix_sockets.listening(self.name)
         self._connection: socket.socket | None = None
         self._over = threading.Event()
         self._failure: Exception | None = None
@@ -92,8 +91,6 @@ class Transfer(Generic[_T]):
         self._thread = threading.Thread(target=self._run, daemon=True, name="transfer")
 
     def __enter__(self) -> Self:
-        self._listening.bind(f"\0{self.name}")
-        self._listening.listen()
         self._listening.settimeout(_LOOK_SECONDS)
         self._thread.start()
         return self
@@ -101,8 +98,8 @@ class Transfer(Generic[_T]):
     def __exit__(self, *_: object) -> None:
         self._over.set()
         if self._connection is not None:
-            self._connection.close()
-        self._listening.close()
+            unix_sockets.close(self._connection)
+        unix_sockets.stop_listening(self._listening)
 
     @property
     def failure(self) -> Exception | None:
@@ -126,7 +123,7 @@ class Transfer(Generic[_T]):
             try:
                 self._result.append(self._work(Link(connection)))
             finally:
-                connection.close()  # phosd's job ends with it
+                unix_sockets.close(connection)  # phosd's job ends with it
         except Exception as error:
             self._failure = error
 
@@ -140,10 +137,9 @@ class Transfer(Generic[_T]):
             except OSError:  # the call is over
                 return None
             connection.settimeout(None)
-            peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-            if _CREDENTIALS.unpack(peer)[1] in (_ROOT, os.geteuid()):
+            if unix_sockets.peer_of(connection)[1] in (_ROOT, os.geteuid()):
                 return connection
-            connection.close()
+            unix_sockets.close(connection)
         return None
 
 

@@ -1,7 +1,7 @@
 // What CRIU and a plugin know of each other: a descriptor that CRIU looks up under the name
 // CR_PLUGIN_DESC, with functions for its hooks by number. Declared here, since few distributions
-// ship CRIU's header. Of plugin version 0.2, which CRIU 2.0 and newer have; the last hook is CRIU
-// 4.0's.
+// ship CRIU's header. This is plugin version 0.2, which CRIU 2.0 and newer have; the last hook is
+// CRIU 4.0's.
 #pragma once
 
 namespace phos::criu {

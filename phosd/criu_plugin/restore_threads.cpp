@@ -1,4 +1,4 @@
-// The talk with phosd (phosd/engine/criu/tracers.py) has two turns: `c` for the driver's
+// The talk with phosd (phosd/engine/criu/run/tracers.py) has two turns: `c` for the driver's
 // checkpoint, `r` for its restore. Each message begins with its turn:
 //
 //   c ready       all threads are held           r ready, r failed   so they are, and CRIU's result

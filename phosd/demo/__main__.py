@@ -111,6 +111,33 @@ async def progress(training: Training, count: int, since: int) -> dict[int, str]
             raise DemoError("the training ended by itself")
 
 
+async def checkpoint(client: AsyncClient, training: Training) -> tuple[Job, int]:
+    """Save the program; what came of it, and the bytes of the image."""
+    command("Checkpoint", "ua{sv}", training.pid)
+    saving = await client.checkpoint(training.pid)
+    saved = await saving.wait(teller(tell_checkpoint_phase))
+    size = (await client.image(saved.result)).stored_bytes
+    say(
+        f"   image {saved.result}: {size / 1e6:.1f} MB, mode {saved.mode};"
+        f" the program stood still for {saved.stop_seconds * 1e3:.0f} ms"
+    )
+    return saved, size
+
+
+async def restore(client: AsyncClient, image: str, training: Training) -> float:
+    """Restore the program; the seconds until it computes again."""
+    command("Restore", "sa{sv}", image)
+    mark, began = training.position(), time.monotonic()
+    restoring = await client.restore(image)
+    restored = await restoring.wait(teller(tell_phase))
+    if int(restored.result) != training.pid:
+        raise DemoError(f"it came back as process {restored.result}, not {training.pid}")
+    await until(lambda: training.losses(mark), "the first step after the restore")
+    seconds = time.monotonic() - began
+    say(f"   process {training.pid} computes again after {seconds:.2f} s")
+    return seconds
+
+
 def compare(before: dict[int, str], after: dict[int, str]) -> tuple[int, bool]:
     """Show the losses that were computed twice; how many they are, and whether all are equal."""
     common = sorted(before.keys() & after.keys())
@@ -143,14 +170,7 @@ async def demonstrate() -> dict[str, Any]:
         say(f"   phosd sees it: pid {process.pid}, {process.hook}, {megabytes:.0f} MB on the GPU")
 
         chapter(3, "Checkpoint: the program goes on while nobody has to help")
-        command("Checkpoint", "ua{sv}", training.pid)
-        saving = await client.checkpoint(training.pid)
-        saved = await saving.wait(teller(tell_checkpoint_phase))
-        size = (await client.image(saved.result)).stored_bytes
-        say(
-            f"   image {saved.result}: {size / 1e6:.1f} MB, mode {saved.mode};"
-            f" the program stood still for {saved.stop_seconds * 1e3:.0f} ms"
-        )
+        saved, size = await checkpoint(client, training)
 
         chapter(4, "It trains on; we note its losses")
         await progress(training, COMPARED, since=training.position())
@@ -162,15 +182,8 @@ async def demonstrate() -> dict[str, Any]:
         say(f"   gone, at step {max(before)}")
 
         chapter(6, "Restore")
-        command("Restore", "sa{sv}", saved.result)
-        mark, began = training.position(), time.monotonic()
-        restoring = await client.restore(saved.result)
-        restored = await restoring.wait(teller(tell_phase))
-        if int(restored.result) != training.pid:
-            raise DemoError(f"it came back as process {restored.result}, not {training.pid}")
-        await until(lambda: training.losses(mark), "the first step after the restore")
-        restore_seconds = time.monotonic() - began
-        say(f"   process {training.pid} computes again after {restore_seconds:.2f} s")
+        mark = training.position()
+        restore_seconds = await restore(client, saved.result, training)
         after = await progress(training, COMPARED, since=mark)
 
         chapter(7, "The same losses, to the last digit?")

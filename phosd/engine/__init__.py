@@ -28,12 +28,14 @@ if TYPE_CHECKING:
         try_checkpoint,
     )
     from phosd.engine.operations.migrate import MigrateChoices, MigrateOptions, migrate
-    from phosd.engine.operations.restore import RestoreOptions, RestoreResult, restore, try_restore
+    from phosd.engine.operations.restore.options import RestoreOptions
+    from phosd.engine.operations.restore.restore import RestoreResult, restore, try_restore
     from phosd.engine.operations.resume import ResumeChoices, ResumeOptions, resume
     from phosd.engine.operations.suspend import SuspendChoices, SuspendOptions, suspend
     from phosd.engine.operations.swap import SwapOptions, swap
     from phosd.engine.program.process import GpuProcess
-    from phosd.engine.recovery.rescue import Account, bring_back
+    from phosd.engine.recovery.account import Account
+    from phosd.engine.recovery.rescue import bring_back
 else:
     __getattr__ = lazily(
         __name__,
@@ -51,12 +53,14 @@ else:
                 "try_checkpoint",
             ),
             "operations.migrate": ("MigrateChoices", "MigrateOptions", "migrate"),
-            "operations.restore": ("RestoreOptions", "RestoreResult", "restore", "try_restore"),
+            "operations.restore.options": ("RestoreOptions",),
+            "operations.restore.restore": ("RestoreResult", "restore", "try_restore"),
             "operations.resume": ("ResumeChoices", "ResumeOptions", "resume"),
             "operations.suspend": ("SuspendChoices", "SuspendOptions", "suspend"),
             "operations.swap": ("SwapOptions", "swap"),
             "program.process": ("GpuProcess",),
-            "recovery.rescue": ("Account", "bring_back"),
+            "recovery.account": ("Account",),
+            "recovery.rescue": ("bring_back",),
         },
     )
 

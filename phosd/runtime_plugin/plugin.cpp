@@ -239,7 +239,7 @@ int resume_devices_late(int pid) {
 int init(int stage) {
     criu = getpid();
     ahead = stage == phos::criu::kPreDump;
-    // Of an image that tells of no plugins it says that it names every one, again and again.
+    // It says of an image that tells of no plugins that it names every one, again and again.
     const auto is_named = check_and_remove_inventory_plugin;
     if (stage == phos::criu::kRestore && is_named)
         named = is_named(kName, sizeof kName) && !is_named(kName, sizeof kName);

@@ -1,19 +1,29 @@
 """Read ``/etc/phos/phosd.toml``. Each mistake is reported with file, line and key."""
 
-import ipaddress
 import json
-import pwd
 import re
 import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from phosd.engine.image.signature import ALLOWED_SIGNERS
 from phosd.engine.node.kernel_analysis import AnalysisLimits
 from phosd.engine.operations.admission import DiskLimits, SizeOrShare
-from phosd.service.jobs.limits import MOST_JOBS, JobLimits, UserLimits, limits_of
+from phosd.service.config_values import (
+    address,
+    at_least,
+    is_loopback,
+    job_count,
+    number_in,
+    seconds_in,
+    size_in,
+    size_or_share,
+    truth,
+    user,
+)
+from phosd.service.jobs.limits import JobLimits, UserLimits, limits_of
 from phosd.service.jobs.schedule import PeriodicRule
 
 DEFAULT_FILE = Path("/etc/phos/phosd.toml")
@@ -22,16 +32,12 @@ _ANALYSIS = ("background", "off")
 _KEPT_FREE = SizeOrShare(share=0.01)
 _MEMORY_TIER = SizeOrShare(share=0.25)
 
-_Number = TypeVar("_Number", int, float)
-
-_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
-_UNITS |= {f"{unit}i": 1024 ** (n + 1) for n, unit in enumerate("KMGT")}
-_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]i?)?B?\s*")
-
 
 @dataclass(frozen=True)
 class Config:
-    """The administrator's settings. Sizes are in bytes, times in the unit that the name gives."""
+    """The administrator's settings. Sizes are in bytes and durations in seconds, unless the name
+    gives another unit; the file may have texts with units, such as ``"16GiB"`` and ``"10min"``.
+    """
 
     state_dir: Path = Path("/var/lib/phos")
     runtime_dir: Path = Path("/run/phos")
@@ -164,7 +170,7 @@ def load(path: Path, *, optional: bool = False) -> Config:
             values[key] = _convert(key, value)
         except ValueError as error:
             problems.append(f"{path}:{_line_of(text, key)}: {key}: {error}")
-    if not values.get("metrics_public") and not _loopback(values.get("metrics", "")):
+    if not values.get("metrics_public") and not is_loopback(values.get("metrics", "")):
         problems.append(
             f"{path}:{_line_of(text, 'metrics')}: metrics: {values['metrics']} can be reached by "
             "other machines; listen on 127.0.0.1, or set metrics_public = true"
@@ -197,16 +203,6 @@ def _literal(value: bool | float | str | Path | SizeOrShare) -> str:
     return json.dumps(str(value), ensure_ascii=False)
 
 
-def size(text: str | int) -> int:
-    """Return the bytes that ``"16 GiB"``, ``"500M"`` or a plain number stand for. Raises
-    :class:`ValueError`.
-    """
-    match = _SIZE.fullmatch(str(text))
-    if match is None:
-        raise ValueError(f"{text!r} is not a size; write bytes or for example '16GiB'")
-    return int(float(match[1]) * _UNITS[match[2] or ""])
-
-
 def _convert(key: str, value: Any) -> Any:
     match key:
         case "state_dir" | "runtime_dir" | "criu" | "allowed_signers":
@@ -214,33 +210,33 @@ def _convert(key: str, value: Any) -> Any:
                 raise ValueError(f"{value!r} is not an absolute path")
             return Path(value)
         case "staging_limit" | "ring_bytes":
-            return _at_least(1 << 20, _size(value), "1 MiB")
+            return at_least(1 << 20, size_in(value), "1 MiB")
         case "shadow_limit":
-            return _size(value)
+            return size_in(value)
         case "analysis":
             if value not in _ANALYSIS:
                 raise ValueError(f"{value!r} is none of {', '.join(_ANALYSIS)}")
             return value
         case "analysis_module_seconds" | "analysis_hour_seconds":
-            return _at_least(1, _number(value, int), "1 s")
+            return int(at_least(1.0, seconds_in(value), "1 s"))
         case "analysis_cache":
-            return _at_least(1 << 20, _size(value), "1 MiB")
+            return at_least(1 << 20, size_in(value), "1 MiB")
         case "retention_days":
-            return _at_least(1, _number(value, int), "1 day")
+            return at_least(1, number_in(value, int), "1 day")
         case "rescan_seconds":
-            return _at_least(0.5, float(_number(value, (int, float))), "0.5 s")
+            return at_least(0.5, seconds_in(value), "0.5 s")
         case "callback_deadline":
-            return _at_least(0.1, float(_number(value, (int, float))), "0.1 s")
+            return at_least(0.1, seconds_in(value), "0.1 s")
         case "max_jobs" | "jobs_per_gpu":
-            return _job_count(value)
+            return job_count(value)
         case "min_free":
-            return _size_or_share(value, "disk")
+            return size_or_share(value, "disk")
         case "memory_tier":
-            return _size_or_share(value, "memory")
+            return size_or_share(value, "memory")
         case "metrics":
-            return _address(value)
+            return address(value)
         case "metrics_public" | "standby_movers":
-            return _truth(value)
+            return truth(value)
     known = ", ".join(f.name for f in fields(Config))
     raise ValueError(f"is not a setting of this version; there are {known}")
 
@@ -281,7 +277,7 @@ def _rules(path: Path, text: str, kind: _Tables, tables: Any, problems: list[str
 
 def _missing_of_periodic(keys: set[str]) -> Iterator[str]:
     if "every" not in keys:
-        yield "`every` is missing (seconds)"
+        yield "`every` is missing (seconds, or for example '10min')"
     if not keys & {"user", "command"}:
         yield "say for whom, with `user` or `command`"
 
@@ -289,11 +285,11 @@ def _missing_of_periodic(keys: set[str]) -> Iterator[str]:
 def _convert_periodic(key: str, value: Any) -> Any:
     match key:
         case "every":
-            return _at_least(1.0, float(_number(value, (int, float))), "1 s")
+            return at_least(1.0, seconds_in(value), "1 s")
         case "keep":
-            return _at_least(1, _number(value, int), "1 image")
+            return at_least(1, number_in(value, int), "1 image")
         case "user":
-            return _user(value)
+            return user(value)
         case "command":
             if not isinstance(value, str) or not value:
                 raise ValueError(f"{value!r} is no pattern; write for example 'python *train.py*'")
@@ -309,17 +305,17 @@ def _missing_of_limits(keys: set[str]) -> Iterator[str]:
 def _convert_limit(key: str, value: Any) -> Any:
     match key:
         case "user":
-            return _user(value)
+            return user(value)
         case "quota":
-            return _size(value)
+            return size_in(value)
         case "keep_bytes":
-            return _at_least(1 << 20, _size(value), "1 MiB")
+            return at_least(1 << 20, size_in(value), "1 MiB")
         case "keep" | "keep_each":
-            return _at_least(1, _number(value, int), "1 image")
+            return at_least(1, number_in(value, int), "1 image")
         case "keep_days":
-            return _at_least(0.01, float(_number(value, (int, float))), "0.01 days")
+            return at_least(0.01, float(number_in(value, (int, float))), "0.01 days")
         case "keep_last":
-            return _truth(value)
+            return truth(value)
     raise _no_setting_of(UserLimits)
 
 
@@ -330,79 +326,6 @@ _LIMITS = _Tables("limits", UserLimits, _convert_limit, _missing_of_limits)
 def _no_setting_of(rule: type[Any]) -> ValueError:
     known = ", ".join(f.name for f in fields(rule))
     return ValueError(f"is not a setting of a rule; there are {known}")
-
-
-def _user(value: Any) -> int:
-    """Return the id of a user given by number or by name."""
-    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
-        return value
-    try:
-        return pwd.getpwnam(value).pw_uid
-    except (KeyError, TypeError):
-        raise ValueError(f"there is no user {value!r}") from None
-
-
-def _job_count(value: Any) -> int:
-    count: int = _at_least(1, _number(value, int), "1 job")
-    if count > MOST_JOBS:
-        raise ValueError(f"{count} is more than the most that works, {MOST_JOBS} jobs")
-    return count
-
-
-def _size_or_share(value: Any, of: str) -> SizeOrShare:
-    """Parse a size, or a share of the disk or memory such as ``5%``."""
-    if not isinstance(value, str) or not value.endswith("%"):
-        return SizeOrShare(size=_size(value))
-    try:
-        percent = float(value[:-1])
-    except ValueError:
-        percent = -1.0
-    if not 0 <= percent < 100:
-        raise ValueError(f"{value!r} is not a share of the {of}; write for example '5%'")
-    return SizeOrShare(share=percent / 100)
-
-
-def _address(value: Any) -> str:
-    """Check ``address:port``. The address must be numeric, so that no name server decides where
-    phosd listens.
-    """
-    host, _, port = str(value).rpartition(":")
-    try:
-        ipaddress.ip_address(host.strip("[]"))
-        if 0 < int(port) < 1 << 16:
-            return str(value)
-    except ValueError:
-        pass
-    raise ValueError(f"{value!r} is not an address and port; write for example '127.0.0.1:9476'")
-
-
-def _loopback(address: str) -> bool:
-    host = address.rpartition(":")[0].strip("[]")
-    return not host or ipaddress.ip_address(host).is_loopback
-
-
-def _truth(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise ValueError(f"{value!r} is neither true nor false")
-    return value
-
-
-def _size(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | str):
-        raise ValueError(f"{value!r} is not a size; write bytes or for example '16GiB'")
-    return size(value)
-
-
-def _number(value: Any, kinds: Any) -> Any:
-    if isinstance(value, bool) or not isinstance(value, kinds):
-        raise ValueError(f"{value!r} is not a number")
-    return value
-
-
-def _at_least(least: _Number, value: _Number, name: str) -> _Number:
-    if value < least:
-        raise ValueError(f"{value} is less than the least that works, {name}")
-    return value
 
 
 def _line_of(text: str, key: str, number: int = 1) -> int:

@@ -1,12 +1,14 @@
 """Identify a process by its start time at the moment when a caller names its pid."""
 
+import socket
 from dataclasses import dataclass
 
+from phosd import unix_sockets
 from phosd.engine.image.manifest import Manifest
 from phosd.engine.program.tree import require_process
 from phosd.engine.system import procfs
 from phosd.engine.system.procfs import ProcessId
-from phosd.errors import NoSuchProcess
+from phosd.errors import NoSuchProcess, NotAuthorized
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,30 @@ def identify(pid: int) -> Target:
     require_process(pid, status)
     uids = set(status.uids)
     return Target(ProcessId(pid, found.start_time), uids.pop() if len(uids) == 1 else 0)
+
+
+def identify_peer(connection: socket.socket) -> Target:
+    """Return the process that has made a connection. Call it when that is accepted: the connection
+    may outlive the process, and another one get its pid.
+
+    Raises :class:`NoSuchProcess` if it has ended, and :class:`NotAuthorized` if the process is
+    another user's than the one that has connected.
+    """
+    pid, uid = unix_sockets.peer_of(connection)
+    if pid == 0:
+        raise NoSuchProcess(
+            "phosd does not see the process that asks",
+            hint="it is in a pid namespace that is not below phosd's",
+        )
+    target = identify(pid)
+    if not unix_sockets.peer_lives(connection):
+        raise has_ended(pid)
+    if target.uid != uid:
+        raise NotAuthorized(
+            f"process {pid} is not uid {uid}'s, who has connected to phosd",
+            hint="a program that changes its user cannot ask for itself; use `phos checkpoint`",
+        )
+    return target
 
 
 def require_same(process: Target) -> None:

@@ -14,7 +14,7 @@ extern "C" {  // which the header leaves to us
 
 namespace {
 
-// `phos run` sets it when it becomes a step (phosd/cli/slurm.py).
+// `phos run` sets it when it becomes a step (phosd/cli/run_command/slurm.py).
 constexpr const char* kStepOfPhosRun = "PHOS_SLURM_OUTPUTS";
 enum Kind { kWish, kImages, kKey, kKinds };
 constexpr const char* kVariables[kKinds] = {"PHOS_SLURM", "PHOS_SLURM_IMAGES", "PHOS_SLURM_KEY"};

@@ -25,7 +25,7 @@ class AddressSpace {
     // One byte a page: bit d says that device d may read, bit d + 4 that it may write.
     std::atomic<uint8_t>* pages = nullptr;
 
-    // Who asks and then touches does both within one use of memory.
+    // A thread that asks and then touches does both within one use of memory.
     MemoryUsers users;
 
     bool allows(uint64_t address, uint64_t bytes, unsigned device, bool write) const {

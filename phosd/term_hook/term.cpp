@@ -26,7 +26,7 @@ extern "C" int __sigaction(int, const struct sigaction*, struct sigaction*);
 
 namespace {
 
-// phosd/cli/termination.py has the same.
+// phosd/cli/run_command/termination.py has the same.
 constexpr int kDeliver = 0x50485401;        // to the program, whatever was before
 constexpr int kDeliverIfHeld = 0x50485402;  // if one was held
 constexpr int kMostAncestors = 256;
@@ -198,7 +198,8 @@ void on_term(int number, siginfo_t* info, void* context) {
     errno = error;
 }
 
-// Installs what stands for the program's action. Who ignores SIGTERM needs nobody to hold it.
+// Installs what stands for the program's action. A program that ignores SIGTERM needs nobody to
+// hold it.
 int install(const struct sigaction& wanted) {
     struct sigaction action = wanted;
     const bool has_handler = (wanted.sa_flags & SA_SIGINFO) || wanted.sa_handler != SIG_DFL;

@@ -1,11 +1,13 @@
 """Run the application: its screens, and what they share."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from time import monotonic
 from typing import Any, ClassVar
 
 from textual import events
+from textual.app import ScreenStackError
 from textual.binding import Binding, BindingType
 from textual.command import DiscoveryHit, Hit, Hits, Provider
 from textual.content import Content
@@ -108,6 +110,13 @@ class PhosApp(Host):
             self.keys.put(event)
         else:
             await super().on_event(event)
+
+    def clear_selection(self) -> None:
+        """Do what Textual does, if there is a screen. An entry calls this when it is made; where
+        tasks begin at once (Python 3.12 and newer) the first screen is not there yet.
+        """
+        with suppress(ScreenStackError):
+            super().clear_selection()
 
     def on_mount(self) -> None:
         self.theme = "textual-light" if self._light else "textual-dark"

@@ -268,14 +268,14 @@ def test_the_bus_is_restarted(booted: Machine, program: Target) -> None:
     [
         ("/run/phos/criu.sock", "SOCK_SEQPACKET"),
         ("/run/phos/mover/0.sock", "SOCK_STREAM"),
-        ("/run/phos/hook/{pid}.sock", "SOCK_STREAM"),
+        ("/run/phos/hook/{uid}/{pid}.sock", "SOCK_STREAM"),
     ],
 )
 def test_others_find_the_doors_closed(
     booted: Machine, program: Target, door: str, kind: str
 ) -> None:
     image = phos(booted, f"checkpoint {program.pid}", "ann")[-1]["result"]
-    path = door.format(pid=program.pid)
+    path = door.format(pid=program.pid, uid=booted.run("id -u ann").strip())
     knock = f"python3 -c 'from socket import *; socket(AF_UNIX, {kind}).connect(\"{path}\")'"
     booted.run(knock)
     with pytest.raises(Failed, match="PermissionError"):
@@ -288,11 +288,18 @@ def test_others_find_the_doors_closed(
 
 def test_users_do_not_fill_what_the_system_needs(booted: Machine, program: Target) -> None:
     """Sockets need no room, so programs that start later can be saved all the same."""
+    call = "from socket import *; socket(AF_UNIX).connect('/run/phos/program.sock')"
+    booted.run(f'python3 -c "{call}"', user="bob")
+    junk = f"/run/phos/hook/{booted.run('id -u bob').strip()}/junk"
+    folder = junk.removesuffix("/junk")
+    booted.run(f"timeout 60 sh -c 'until test -d {folder}; do sleep 0.1; done'")
+    with pytest.raises(Failed, match="Permission denied"):
+        booted.run("touch /run/phos/hook/junk", user="bob")
     with pytest.raises(Failed, match="No space left"):
-        booted.run("head -c 32M /dev/zero > /run/phos/hook/junk", user="bob")
-    assert int(booted.run("stat -c %s /run/phos/hook/junk")) < 5 << 20
+        booted.run(f"head -c 32M /dev/zero > {junk}", user="bob")
+    assert int(booted.run(f"stat -c %s {junk}")) < 5 << 20
     later = target.start(booted, "ann")
     image = phos(booted, f"checkpoint {later.pid}", "ann")[-1]["result"]
     later.kill()
-    booted.run("rm /run/phos/hook/junk", user="bob")
+    booted.run(f"rm {junk}", user="bob")
     phos(booted, f"rm {image}")

@@ -48,6 +48,16 @@ def test_every_file_for_systemd_has_its_place(build_deb: dict[str, Any], tmp_pat
     assert "'phosd-mover@*.service'" in units["UNITS"].split()
 
 
+def test_what_only_tests_run_is_not_in_it(build_deb: dict[str, Any]) -> None:
+    own = build_deb["own_files"]()
+    folders = {path.parent for path in own}
+    model = build_deb["FOR_TESTS"]
+    assert (ROOT / model / "launch_verdict.py").exists()
+    assert model not in folders and model.parent in folders
+    assert Path("phosd/service/main.py") in own
+    assert not [path for path in own if "native" in path.parts]
+
+
 def test_the_header_is_where_compilers_look(build_deb: dict[str, Any], tmp_path: Path) -> None:
     build_deb["add_header"](tmp_path)
     installed = tmp_path / "usr/include/phos.h"

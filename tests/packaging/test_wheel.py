@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from phosd.engine.criu.program import candidates
+from phosd.engine.criu.run.program import candidates
 from tests.packaging.built import WHEELHOUSE, only_when_built, the_only
 from tests.support.bus import private_bus
 from tests.support.harness import PROGRAMS, alive, compile_kernels, parse, wait_until
@@ -125,6 +125,13 @@ def test_it_has_the_header_for_c_programs(installed: Installed) -> None:
     text += "print(*[str(each.relative_to(each.parents[1])) for each in headers])\n"
     done = installed.run("python", "-c", text)
     assert done.stdout.split() == ["include/phos.h"], done.stderr
+
+
+def test_it_lacks_what_only_tests_run(installed: Installed) -> None:
+    text = "from importlib.util import find_spec\n"
+    text += "print(*[bool(find_spec(f'phosd.engine.analysis.{n}')) for n in ('code', 'reference')])"
+    done = installed.run("python", "-c", text)
+    assert done.stdout.split() == ["True", "False"], done.stderr
 
 
 def test_without_a_service_phos_says_what_to_start(installed: Installed) -> None:

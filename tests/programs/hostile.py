@@ -214,7 +214,7 @@ class Relay:
 def main() -> None:
     report = Report()
     state = State(Device())
-    name = f"hook/{os.getpid()}.sock"
+    name = f"hook/{os.geteuid()}/{os.getpid()}.sock"
     outside, inside = (Path(os.environ[n]) for n in ("PHOS_TEST_OUTSIDE", "PHOS_RUNTIME_DIR"))
     relay = Relay(outside / name, inside / name, int(sys.argv[2]), sys.argv[3])
     threading.Thread(target=relay.run, daemon=True).start()

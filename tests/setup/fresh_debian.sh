@@ -50,10 +50,10 @@ cp -L /etc/resolv.conf /etc/hosts "$root/etc/"
 rm -rf "$root/root/phosd"
 git clone --quiet --no-hardlinks "$here/../.." "$root/root/phosd"
 
-# Of the environment, only what is needed to reach the registries comes along.
+# Of the environment, only what is needed to reach the registries comes along, and pytest's options.
 for name in $(env | sed -n 's/^\([A-Za-z_]\+\)=.*/\1/p'); do
     case $name in
-        PATH | TERM | PIP_* | SSL_CERT_* | *_proxy | *_PROXY) ;;
+        PATH | TERM | PIP_* | PYTEST_ADDOPTS | SSL_CERT_* | *_proxy | *_PROXY) ;;
         *) unset "$name" ;;
     esac
 done

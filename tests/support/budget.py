@@ -1,12 +1,15 @@
 """Compare the time that ``make test`` took with its budget, area by area.
 
-``python -m tests.support.budget STEPS TIMES`` prints the table. STEPS has a line
-``title<TAB>seconds`` for each step (``packaging/step.sh``), TIMES the seconds of each test module
-(``--times`` of ``shards.py``). ``tests/budget.toml`` holds the budget. An area over its budget is
-reported but is no failure: a slow machine does not make a change wrong.
+``python -m tests.support.budget LOGS`` prints the table. In the folder LOGS, ``steps`` has a line
+``title<TAB>seconds`` for each step (``packaging/step.sh``), ``times.json`` the seconds of each test
+module (``--times`` of ``shards.py``), and ``load`` the load averages when it all began.
+``tests/budget.toml`` holds the budget. An area over its budget is reported. The whole has a limit,
+beyond which this fails, on a machine that had been quiet for a quarter of an hour: another one does
+not make a change wrong.
 """
 
 import json
+import os
 import sys
 import tomllib
 from collections import defaultdict
@@ -61,18 +64,30 @@ ON_TOP = ("virtual environment",)
 """Steps that are no part of the total: what they take is up to the network."""
 
 
+def is_quiet(logs: Path, cores: int) -> bool:
+    """Whether the times of a run that began at these load averages are its own."""
+    load = logs / "load"
+    return load.exists() and max(map(float, load.read_text().split())) < cores / 2 and cores >= 2
+
+
 def main() -> None:
+    logs = Path(sys.argv[1])
     budget = tomllib.loads(BUDGET.read_text())
-    stepped = rows(steps(Path(sys.argv[1])), budget["steps"])
-    tested = rows(json.loads(Path(sys.argv[2]).read_text()), budget["tests"])
+    stepped = rows(steps(logs / "steps"), budget["steps"])
+    tested = rows(json.loads((logs / "times.json").read_text()), budget["tests"])
     print(table("steps, one after the other", stepped))
     print(table("Python tests, summed over shards", tested))
     total = sum(row.took for row in stepped if row.area not in ON_TOP)
-    allowed = budget["total"]["cold"]
-    print(f"in all {total:.0f} s of {allowed} s (warm: {budget['total']['warm']} s)")
-    for row in (*stepped, *tested):
-        if row.over:
-            print(f"over its budget: {row.area}, by {row.took - row.allowed:.0f} s")
+    limits = budget["total"]
+    print(f"in all {total:.0f} s of {limits['cold']} s (warm: {limits['warm']} s)")
+    grown = [row for row in (*stepped, *tested) if row.over]
+    for row in sorted(grown, key=lambda row: row.allowed - row.took):
+        print(f"over its budget: {row.area}, by {row.took - row.allowed:.0f} s")
+    if total > limits["limit"] and is_quiet(logs, os.cpu_count() or 1):
+        sys.exit(
+            f"make test has taken {total:.0f} s, which is more than its limit of {limits['limit']} "
+            "s: make what has grown cheaper, or mark it `rotated` (CONTRIBUTING.md, Tests)"
+        )
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from phosd.engine.criu.program import Criu
+from phosd.engine.criu.run.program import Criu
 from tests.support import containers, harness
 from tests.support.containers import Contained
 from tests.support.harness import alive, wait_until

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from phosd.engine.criu.program import Criu
+from phosd.engine.criu.run.program import Criu
 from tests.support import harness
 from tests.support.harness import wait_until
 from tests.support.rotation import EVERYTHING

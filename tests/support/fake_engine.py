@@ -8,9 +8,9 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from phosd.engine.criu.file_worker import Output
-from phosd.engine.criu.runtime_devices import RuntimeDevices
-from phosd.engine.criu.runtime_dump import RuntimeDump
+from phosd.engine.criu.dump.runtime_devices import RuntimeDevices
+from phosd.engine.criu.dump.runtime_dump import RuntimeDump
+from phosd.engine.criu.files.file_worker import Output
 from phosd.engine.hook_client.link import HookBlock, Kernel, LaunchedKernel
 from phosd.engine.image.manifest import (
     CHUNK,
@@ -24,6 +24,7 @@ from phosd.engine.image.manifest import (
 )
 from phosd.engine.image.note import checked_note
 from phosd.engine.job.affected import InterruptedJob
+from phosd.engine.job.cancellation import Cancellation
 from phosd.engine.job.checks import Finding
 from phosd.engine.job.experience import Experience
 from phosd.engine.job.progress import Progress
@@ -143,6 +144,8 @@ class FakeEngine:
     act: Callable[[Progress], None] = lambda progress: None
     requests: list[object] = field(default_factory=list)
     answers: list[tuple[int, int, str]] = field(default_factory=list)
+    without_gpu: set[int] = field(default_factory=set)
+    """Processes that the driver does not know."""
     """What processes were told of the checkpoints that they had asked for."""
     found: list[Finding] = field(default_factory=list)
     """What a dry run finds."""
@@ -245,7 +248,12 @@ class FakeEngine:
         return image
 
     def try_import(
-        self, request: ImportRequest, owner: int, uid: int, socket: str
+        self,
+        request: ImportRequest,
+        owner: int,
+        uid: int,
+        socket: str,
+        cancellation: Cancellation,
     ) -> list[Finding]:
         self.requests.append((request, owner, uid, socket))
         return self.found
@@ -406,6 +414,9 @@ class FakeEngine:
     def hook_log(self, process: ProcessId) -> str:
         self._ask(process)
         return "state 0\n1.5 a note\n"
+
+    def is_gpu_process(self, pid: int) -> bool:
+        return pid not in self.without_gpu
 
     def answer_wish(self, process: ProcessId, wish: int, error: str) -> None:
         self._ask(process)

@@ -36,6 +36,7 @@ class _Call(IntEnum):
     FORGET = 2
     GETATTR = 3
     SETATTR = 4
+    MKDIR = 9
     OPEN = 14
     READ = 15
     WRITE = 16
@@ -122,6 +123,7 @@ class _Server:
             _Call.OPEN: lambda node, uid, words: bytes(16),
             _Call.OPENDIR: lambda node, uid, words: bytes(16),
             _Call.CREATE: self._create,
+            _Call.MKDIR: self._make_folder,
             _Call.READ: self._read,
             _Call.WRITE: self._write,
             _Call.STATFS: lambda node, uid, words: struct.pack(
@@ -188,6 +190,12 @@ class _Server:
         self._files[new] = _File(stat.S_IFREG | (mode & ~umask & 0o7777), uid=uid)
         self._names[words[16:].rstrip(b"\0")] = new
         return self._entry(new) + bytes(16)
+
+    def _make_folder(self, node: int, uid: int, words: bytes) -> bytes:
+        new = len(self._files) + 1
+        self._files[new] = _File(stat.S_IFDIR | 0o777, uid=uid)
+        self._names[words[8:].rstrip(b"\0")] = new
+        return self._entry(new)
 
     def _set(self, node: int, uid: int, words: bytes) -> bytes:
         valid, size = struct.unpack_from("<I12xQ", words)

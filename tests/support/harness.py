@@ -19,6 +19,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
+from phosd.engine.hook_client.places import hooks_folder
 from phosd.engine.node.gpus import list_gpus
 from phosd.engine.system import procfs
 from phosd.engine.system.cuda import is_software
@@ -73,6 +74,15 @@ def environment(
     return env | dict(extra or {})
 
 
+def users_hooks(runtime: Path, user: int | None = None) -> Path:
+    """Make the folder in which hooks of a user, by default this one, listen, as phosd does."""
+    folder = hooks_folder(runtime) / str(os.geteuid() if user is None else user)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if user is not None:
+        os.chown(folder, user, -1)
+    return folder
+
+
 def compile_kernels(folder: Path) -> None:
     """Compile the kernels of the programs into a folder, for those without a compiler."""
     places = {"PHOS_TEST_CACHE": str(folder.resolve()), "PYTHONPATH": str(PROGRAMS)}
@@ -106,14 +116,31 @@ def alive(pid: int) -> bool:
 
 
 def halt(pid: int) -> None:
-    """Send SIGSTOP, and wait until each thread of the process has stopped."""
+    """Send SIGSTOP, and wait until each thread of the process has stopped.
+
+    A process that holds the software GPU's lock would stop the others that use the GPU, too, as
+    no driver does: it goes on until it has let go.
+    """
 
     def halted() -> bool:
         found = map(procfs.stat, procfs.threads(pid))
         return all(thread is None or thread.stopped for thread in found)
 
-    os.kill(pid, signal.SIGSTOP)
-    wait_until(halted, f"process {pid} to stop")
+    while True:
+        os.kill(pid, signal.SIGSTOP)
+        wait_until(halted, f"process {pid} to stop")
+        if not _locks_the_gpu(pid):
+            return
+        os.kill(pid, signal.SIGCONT)
+
+
+def _locks_the_gpu(pid: int) -> bool:
+    with suppress(FileNotFoundError):  # it has ended
+        for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+            locked = "lock:" in Path(f"/proc/{pid}/fdinfo/{descriptor.name}").read_text()
+            if locked and descriptor.readlink().is_relative_to(os.environ["PHOS_SOFTGPU_DIR"]):
+                return True
+    return False
 
 
 def children(pid: int) -> list[int]:
@@ -229,6 +256,8 @@ def start(
     ``interpreter`` are the words before the script; ``stdout`` replaces the log, for programs that
     print elsewhere.
     """
+    if hooked and runtime is not None:
+        users_hooks(runtime)
     log = _unused(folder, program)
     errors = log.with_suffix(".err")
     with log.open("ab") as out, errors.open("ab") as err:

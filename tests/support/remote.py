@@ -6,6 +6,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import datetime
 
 from phosd.client.remote import Remote
 from phosd.client.transfer import Link, PhosdHasLeft, Sent
@@ -20,9 +21,9 @@ class Image:
         self.parts = list(dict.fromkeys(parts))
         self.chunks = [Chunk(hashlib.sha256(part).hexdigest(), len(part)) for part in self.parts]
         listed = [[chunk.sha256, chunk.length] for chunk in self.chunks]
-        self.head = Head(
-            json.dumps({"chunks": listed, "image": {"id": image, "name": name}}).encode()
-        )
+        created = datetime.strptime(image[:15], "%Y%m%dT%H%M%S").isoformat()
+        named = {"id": image, "name": name, "created": created}
+        self.head = Head(json.dumps({"chunks": listed, "image": named}).encode())
 
 
 def pushed(remote: Remote, image: Image, most: int | None = None) -> Sent:
@@ -60,7 +61,7 @@ def pulled(remote: Remote, name: str = "latest") -> list[bytes]:
             assert hashlib.sha256(found[-1]).hexdigest() == chunk.sha256
 
     with _beside(phosd) as link:
-        remote.source(remote.head(remote.chosen(name))).pull(link)
+        remote.source(remote.find(name)).pull(link)
     return found
 
 

@@ -1,16 +1,22 @@
-"""Choose which random and combined tests this commit's run plays.
+"""Choose which tests this commit's run plays: of what is random or a product, and of what is slow.
 
 ``make test`` plays a part that depends on the commit, so that each commit tries something new;
 ``make test-all`` (``PHOS_TEST_ALL=1``) plays everything. ``PHOS_TEST_SEED`` chooses another part.
 Cases that ever failed are in ``tests/regressions.txt`` and are always played.
+
+A test pays for itself in what it finds a second: the longer it takes, the more seldom it is played,
+so that a run stays within its time however many slow tests there are. Those that say whether
+anything works at all are marked ``always``.
 """
 
+import math
 import os
-import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TypeVar
 from zlib import crc32
+
+from tests.support.checkout import git
 
 TESTS = Path(__file__).parent.parent
 REGRESSIONS = TESTS / "regressions.txt"
@@ -25,12 +31,8 @@ def _seed() -> int:
     """Return the seed of this run: from the environment, else the commit's first 32 bits."""
     if said := os.environ.get("PHOS_TEST_SEED"):
         return int(said)
-    command = ["git", "-C", str(TESTS), "rev-parse", "HEAD"]
-    try:
-        head = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    except (FileNotFoundError, subprocess.CalledProcessError):
-        return 0  # an unpacked archive has no commit
-    return int(head[:8], 16)
+    head = git("rev-parse", "HEAD")
+    return int(head[0][:8], 16) if head else 0  # an unpacked archive has no commit
 
 
 SEED = _seed()
@@ -47,6 +49,19 @@ def plays(name: str, case: object, of: int) -> bool:
     if EVERYTHING or str(case) in regressions(name):
         return True
     return crc32(f"{name}: {case}".encode()) % of == SEED % of
+
+
+SHORT = 1.0
+"""Seconds: a test that takes N times as long is played by one of N commits, so that each test costs
+a run as much on average.
+"""
+SELDOMEST = 16
+"""No test is played by fewer than one of so many commits."""
+
+
+def period(seconds: float) -> int:
+    """Return of how many commits one plays a test that takes so long."""
+    return min(SELDOMEST, max(1, math.floor(seconds / SHORT)))
 
 
 def part(name: str, cases: Iterable[T], of: int) -> list[T]:

@@ -7,19 +7,25 @@ longer than ``WHOLE`` seconds are distributed one by one.
 """
 
 import json
+import re
 import subprocess
 import sys
 from collections import defaultdict
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
+from tests.support.rotation import SHORT
+
 TESTS = Path(__file__).parent.parent
 ISOLATED = Path(__file__).with_name("isolated.sh")
 RECORDED = TESTS / "durations.json"
-"""Seconds of each module when they were last recorded (``--record-durations``)."""
+"""Seconds of each module when they were last recorded (``--record-durations``), and of its tests
+that are not short, what is set up for them included.
+"""
 FAILED = TESTS.parent / "build" / "logs" / "failed-tests.log"
 WHOLE = 45.0
 """Most seconds of a module that stays in one shard."""
@@ -53,28 +59,34 @@ class _Dealing(LoadScopeScheduling):  # type: ignore[misc]  # it has no types
 
     def _split_scope(self, nodeid: str) -> str:
         module = nodeid.partition("::")[0]
-        return nodeid if recorded().get(module, 0) > WHOLE else module
+        return nodeid if recorded("modules").get(module, 0) > WHOLE else module
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
     return _Dealing(config, log)
 
 
-_known: dict[str, float] = {}
+_known: dict[str, dict[str, float]] = {}
 
 
-def recorded() -> dict[str, float]:
-    """Return the recorded seconds by module."""
+def recorded(what: str) -> dict[str, float]:
+    """Return the recorded seconds of ``modules``, or of ``tests`` by :func:`name_of`."""
     if not _known and RECORDED.exists():
         _known.update(json.loads(RECORDED.read_text()))
-    return _known
+    return _known.get(what, {})
+
+
+def name_of(nodeid: str) -> str:
+    """Return the name of a test in the record, which is the same whatever its seed."""
+    return re.sub(r"\d{5,}", "#", nodeid)
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Sort the longest modules first, so that shards end together; new modules count as long."""
     if hasattr(config, "workerinput"):
-        items.sort(key=lambda item: -recorded().get(item.nodeid.partition("::")[0], 1e9))
+        seconds = recorded("modules")
+        items.sort(key=lambda item: -seconds.get(item.nodeid.partition("::")[0], 1e9))
 
 
 class Times:
@@ -84,9 +96,11 @@ class Times:
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = defaultdict(float)
+        self.tests: dict[str, float] = defaultdict(float)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self.seconds[report.nodeid.partition("::")[0]] += report.duration
+        self.tests[name_of(report.nodeid)] += report.duration
         if report.failed:
             FAILED.parent.mkdir(parents=True, exist_ok=True)
             with FAILED.open("a") as file:
@@ -110,9 +124,23 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if path := config.getoption("--times"):
         _add(path, times.seconds)
     if config.getoption("--record-durations"):
-        kept = {name: each for name, each in recorded().items() if (TESTS.parent / name).exists()}
-        kept |= {name: round(seconds, 1) for name, seconds in times.seconds.items()}
-        RECORDED.write_text(json.dumps(dict(sorted(kept.items())), indent=0) + "\n")
+        RECORDED.write_text(_record(times.seconds, times.tests))
+
+
+def _record(modules: Mapping[str, float], tests: Mapping[str, float]) -> str:
+    """Return the record with what this run has measured, and what earlier ones have of tests that
+    it has not played and that are still there.
+    """
+    kept = {}
+    for what, new in (("modules", modules), ("tests", tests)):
+        old = {n: s for n, s in recorded(what).items() if _file(n).exists()}
+        kept[what] = old | {name: round(seconds, 1) for name, seconds in new.items()}
+    kept["tests"] = {n: s for n, s in kept["tests"].items() if s >= 2 * SHORT}
+    return json.dumps(kept, indent=0, sort_keys=True) + "\n"
+
+
+def _file(name: str) -> Path:
+    return TESTS.parent / name.partition("::")[0]
 
 
 def _add(path: Path, seconds: dict[str, float]) -> None:

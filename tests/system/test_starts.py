@@ -50,9 +50,21 @@ def test_a_command_imports_only_what_it_uses(words: list[str], needed: str) -> N
     found = imported(*words)
     assert _HEAVY & found <= set(needed.split())
     ours = {name for name in found if name.startswith(("phosd.cli.", "phosd.engine."))}
-    shared = {"main", "settings", "text", "options", "names", "client", "job", "times"}
-    shared |= {"program", "relay", "environment", "foreground", "named", "early_signals"}
-    allowed = {f"phosd.cli.{name}" for name in shared | {words[0]}}
+    shared = {
+        "main",
+        "settings",
+        "text",
+        "options",
+        "parameters",
+        "names",
+        "client",
+        "job",
+        "times",
+    }
+    shared |= {"commands", "run_command", f"commands.{words[0]}"}
+    run = ("run", "program", "relay", "environment", "foreground", "named", "early_signals")
+    shared |= {f"run_command.{name}" for name in run}
+    allowed = {f"phosd.cli.{name}" for name in shared}
     engine = (
         "system",
         "system.cuda",
@@ -76,8 +88,8 @@ def test_a_command_imports_only_what_it_uses(words: list[str], needed: str) -> N
         ),
         ("phosd.engine.mover.worker.main", "msgspec"),
         ("phosd.engine.criu.probe", "msgspec"),
-        ("phosd.engine.criu.file_worker", "msgspec"),
-        ("phosd.engine.criu.restore_shim", ""),
+        ("phosd.engine.criu.files.file_worker", "msgspec"),
+        ("phosd.engine.criu.restore.restore_shim", ""),
     ],
 )
 def test_a_process_of_ours_begins_with_what_it_needs(module: str, needed: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from phosd.cli import setup_container_runtime as setup
+from phosd.cli.commands import setup_container_runtime as setup
 from phosd.cli.main import main
 
 

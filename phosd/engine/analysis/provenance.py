@@ -10,21 +10,24 @@ half was made from, but for what is multiplied, if the lower half was made from 
 There is no memory below 4 GiB: a lower half alone is no pointer.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
-from phosd.engine.analysis.conditions import Compare, Facts, alternative, of_launch
-from phosd.engine.analysis.evaluation import Evaluation, Launch
-from phosd.engine.analysis.follow import Access, Followed
-from phosd.engine.analysis.moves import SHARED_AT
-from phosd.engine.analysis.step import PARAMETERS_AT, UNINITIALISED_AT
-from phosd.engine.analysis.terms import Atom, Kind, Term, terms_in
+from phosd.engine.analysis.thread.followed import Access, Followed
+from phosd.engine.analysis.thread.moves import SHARED_AT
+from phosd.engine.analysis.thread.step import PARAMETERS_AT, UNINITIALISED_AT
+from phosd.engine.analysis.values.conditions import Compare, Facts, alternative, of_launch
+from phosd.engine.analysis.values.terms import Atom, Kind, Term, terms_in
 
 POINTER_BYTES = 8
 TENSOR_MAP_BYTES = 128
 _MOST_MAPS = 64
 _UPPER = 1 << 32
+
+
+Places: TypeAlias = Callable[[tuple[Any, ...], int], Collection[int]]
+"""Which alternatives a choice may take in a launch, by its key and how many there are."""
 
 
 @dataclass(frozen=True)
@@ -47,16 +50,16 @@ class Origin:
         return not self.shared or bool(self.parameters or self.unknown or self.anywhere)
 
 
-def origin(followed: Followed, access: Access, launch: Launch | None = None) -> Origin:
-    """Return where the address of an access comes from: for any launch, or for this one, whose
-    parameters may say which way threads take.
+def origin(followed: Followed, access: Access, places: Places | None = None) -> Origin:
+    """Return where the address of an access comes from: for any launch, or for the one whose
+    parameters tell which ways threads take, as ``places`` says.
     """
     if access.through_map:
         return _through_map(followed, access)
-    search = _searched(followed, access, launch)
+    search = _searched(followed, access, places)
     decided = False
-    if search.unknown and launch is None:
-        best = _searched(followed, access, launch, decided=True)
+    if search.unknown and places is None:
+        best = _searched(followed, access, None, decided=True)
         found = best.parameters or best.anywhere or best.shared
         decided = _is_optional(access) or (bool(found) and not best.unknown)
     any_ = search.parameters or search.unknown or search.anywhere or search.shared
@@ -77,9 +80,9 @@ def _is_optional(access: Access) -> bool:
 
 
 def _searched(
-    followed: Followed, access: Access, launch: Launch | None, *, decided: bool = False
+    followed: Followed, access: Access, places: Places | None, *, decided: bool = False
 ) -> "_Search":
-    search = _Search(followed, access.facts, launch, decided)
+    search = _Search(followed, access.facts, places, decided)
     try:
         search.term(access.address)
     except RecursionError:  # a chain of very many loops
@@ -152,12 +155,12 @@ class _Search:
     """
 
     def __init__(
-        self, followed: Followed, facts: Facts, launch: Launch | None, decided: bool
+        self, followed: Followed, facts: Facts, places: Places | None, decided: bool
     ) -> None:
         self._followed = followed
         self._facts = facts
         self._decided = decided
-        self._launch = None if launch is None else Evaluation(followed, facts, launch)
+        self._of_launch = places
         self._seen: set[Atom] = set()
         self.parameters: set[int] = set()
         self.unknown: set[str] = set()
@@ -226,8 +229,8 @@ class _Search:
 
     def _places(self, key: tuple[Any, ...], count: int) -> Collection[int]:
         """Return which alternatives a choice may take."""
-        if self._launch is not None:
-            return self._launch.places(key, count)
+        if self._of_launch is not None:
+            return self._of_launch(key, count)
         known = alternative(key, self._facts)
         return range(count) if known is None else (known,)
 

@@ -9,15 +9,16 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from phosd.engine.analysis import cubin
-from phosd.engine.analysis.control_flow import Unknown
-from phosd.engine.analysis.cubin import Kernel
-from phosd.engine.analysis.disassembly import Instruction, disassemble
-from phosd.engine.analysis.follow import Access, Followed, follow
-from phosd.engine.analysis.images import Entry, Form, entries
-from phosd.engine.analysis.opcodes import Use
+from phosd.engine.analysis.code import cubin
+from phosd.engine.analysis.code.cubin import Kernel
+from phosd.engine.analysis.code.disassembly import Instruction, disassemble
+from phosd.engine.analysis.code.images import Entry, Form, entries
+from phosd.engine.analysis.code.opcodes import Use
+from phosd.engine.analysis.code.tools import Tool, run
 from phosd.engine.analysis.provenance import Origin, computed, origin
-from phosd.engine.analysis.tools import Tool, run
+from phosd.engine.analysis.thread.control_flow import Unknown
+from phosd.engine.analysis.thread.follow import follow
+from phosd.engine.analysis.thread.followed import Access, Followed
 from phosd.errors import Unsupported
 
 ANY = "*"

@@ -9,11 +9,11 @@ import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from phosd.engine.analysis.code.opcodes import Use
 from phosd.engine.analysis.idempotency import Idempotent, of_kernel
-from phosd.engine.analysis.opcodes import Use
 from phosd.engine.analysis.summary import ANY, Summary
 from phosd.engine.analysis.table_body import encode_body, encode_roles
-from phosd.engine.analysis.terms import TooLarge
+from phosd.engine.analysis.values.terms import TooLarge
 from phosd.errors import Unsupported
 
 MAGIC = 0x4D55535F534F4850

@@ -6,17 +6,36 @@ an access, which conditions limit a loop, what each iteration adds.
 """
 
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from phosd.engine.analysis.conditions import Compare, Condition, Facts, alternative
-from phosd.engine.analysis.evaluation import depth_of
-from phosd.engine.analysis.follow import Access, Followed
-from phosd.engine.analysis.opcodes import Use
+from phosd.engine.analysis.alternatives import alternatives, depth_of
+from phosd.engine.analysis.code.opcodes import Use
 from phosd.engine.analysis.provenance import POINTER_BYTES, Origin
-from phosd.engine.analysis.ranges import alternatives
-from phosd.engine.analysis.summary import ANY
-from phosd.engine.analysis.terms import (
+from phosd.engine.analysis.table_layout import (
+    ACCESS,
+    CONDITION,
+    FACTOR,
+    FROM_ANY_WORD,
+    HOWS,
+    INPUT,
+    KEY,
+    KIND,
+    LOOP,
+    MAX_ACCESSES,
+    MAX_NODES,
+    NODE,
+    NONE,
+    READ_FIRST,
+    ROLE,
+    UNKNOWN_ORIGIN,
+    USES,
+    packed,
+)
+from phosd.engine.analysis.table_pointers import Nodes, found_pointers, roles_of_words
+from phosd.engine.analysis.thread.followed import Access, Followed
+from phosd.engine.analysis.values.conditions import Compare, Condition, Facts, alternative
+from phosd.engine.analysis.values.terms import (
     GREATEST,
     Atom,
     Kind,
@@ -26,33 +45,7 @@ from phosd.engine.analysis.terms import (
     carried_by,
     modulo,
 )
-from phosd.engine.analysis.words import ELSEWHERE
-
-MAX_INPUTS, MAX_NODES, MAX_ACCESSES, MAX_REFS = 256, 4096, 256, 1 << 16
-NONE = 0xFFFFFFFF
-
-BODY = struct.Struct("<12I")
-"""How many there are of each part, in this order, and how many inputs are compared."""
-ROLE = struct.Struct("<II")
-INPUT = struct.Struct("<II")
-NODE = struct.Struct("<BBHIIIqq")
-FACTOR = struct.Struct("<qII")
-CONDITION = struct.Struct("<BBHIIIII")
-KEY = struct.Struct("<IIII")
-LOOP = struct.Struct("<II")
-ACCESS = struct.Struct("<IIBBH10I")
-
-NODE_KINDS = (
-    *("Sum", "Parameter", "Pointer", "Dimension", "Thread", "Product", "Word", "Quotient"),
-    *("Common", "Choice", "Elsewhere", "Least", "Greatest", "Carried", "Anything"),
-)
-_KIND = {name: number for number, name in enumerate(NODE_KINDS)}
-HOWS = ("NEVER", "ALWAYS", "LT", "LE", "GT", "GE", "EQ", "NE")
-KEY_KINDS = ("undecided", "if", "meet")
-USES = {Use.READ: 5, Use.WRITTEN: 2, Use.BOTH: 7}
-READ_FIRST = 4
-"""Among the uses: what is read may have been there before the launch."""
-UNKNOWN_ORIGIN, FROM_ANY_WORD = 1, 2
+from phosd.engine.analysis.values.words import ELSEWHERE
 
 _DIMENSIONS = [name for name in GREATEST if name.startswith(("ntid", "nctaid"))]
 _THREADS = ("tid.x", "tid.y", "tid.z", "ctaid.x", "ctaid.y", "ctaid.z", "laneid")
@@ -64,26 +57,14 @@ def encode_body(
 ) -> bytes:
     """Return the body of a kernel. Raises :class:`TooLarge`."""
     try:
-        return _Body(followed).encode(accesses, _of_words(accesses, roles))
+        return _Body(followed).encode(accesses, roles_of_words(accesses, roles))
     except RecursionError as error:  # a chain of very many loops
         raise TooLarge from error
 
 
 def encode_roles(accesses: Sequence[tuple[Access, Origin]], roles: Mapping[Any, Use]) -> bytes:
     """Return the body of a kernel of which only the roles are told. Raises :class:`TooLarge`."""
-    return _Body(None).encode([], _of_words(accesses, roles))
-
-
-def _of_words(
-    accesses: Sequence[tuple[Access, Origin]], roles: Mapping[Any, Use]
-) -> dict[int | str, Use]:
-    """Return the roles of pointers. A tensor map is found among whichever words there are."""
-    maps = {at for access, came in accesses if access.through_map for at in came.parameters}
-    found: dict[int | str, Use] = {}
-    for at, use in roles.items():
-        where = ANY if at in maps else at
-        found[where] = use if found.get(where, use) is use else Use.BOTH
-    return found
+    return _Body(None).encode([], roles_of_words(accesses, roles))
 
 
 class _Body:
@@ -117,13 +98,18 @@ class _Body:
             (self._input(at, POINTER_BYTES) if isinstance(at, int) else NONE, USES[use])
             for at, use in roles.items()
         ]
-        pointers = self._pointers([row[0] for row in rows])
+        pointers = found_pointers(
+            [row[0] for row in rows],
+            [node for row in self._conditions for node in row[3:7]],
+            Nodes(self._nodes, self._factors, self._refs),
+            {number: size for (_, size), number in self._inputs.items()},
+        )
         order = sorted(self._inputs.values(), key=lambda number: number in pointers)
         place = {number: new for new, number in enumerate(order)}
         for node in self._nodes:
-            if node[0] == _KIND["Parameter"]:
+            if node[0] == KIND["Parameter"]:
                 if node[3] in pointers:
-                    node[0] = _KIND["Pointer"]
+                    node[0] = KIND["Pointer"]
                 node[3] = place[node[3]]
         packed_accesses = []
         for at in alike:
@@ -143,16 +129,7 @@ class _Body:
             packed_accesses,
             [struct.pack("<I", one) for one in self._refs],
         ]
-        counts = [len(part) for part in parts]
-        if (
-            len(inputs) > MAX_INPUTS
-            or max(len(self._nodes), len(self._conditions), len(self._keys)) > MAX_NODES
-            or max(len(self._factors), len(self._refs)) > MAX_REFS
-        ):
-            raise TooLarge
-        compared = len(inputs) - len(pointers)
-        body = BODY.pack(*counts, compared, 0, 0) + b"".join(b"".join(part) for part in parts)
-        return body + bytes(-len(body) % 8)
+        return packed(parts, compared=len(inputs) - len(pointers))
 
     # Accesses.
 
@@ -217,7 +194,7 @@ class _Body:
             raise TooLarge
         if low not in _LONG or high not in _LONG or of[1] >= 1 << 16:
             raise _Unfit
-        self._nodes.append([_KIND[kind], bits, of[1], one, of[0], other, low, high])
+        self._nodes.append([KIND[kind], bits, of[1], one, of[0], other, low, high])
         return len(self._nodes) - 1
 
     def _term(self, term: Term) -> int:
@@ -412,67 +389,6 @@ class _Body:
             return None
         row = (HOWS.index(fact.how), int(fact.signed), fact.width, *nodes, *nodes)
         return self._condition(row, (fact, False))
-
-    # Pointers.
-
-    def _pointers(self, addresses: list[int]) -> set[int]:
-        """Return the inputs that only move addresses: they are added to them, and nothing else
-        depends on them.
-        """
-        added: set[int] = set()
-        other: set[int] = set()
-        work = [one for one in addresses if one != NONE]
-        elsewhere = [node for row in self._conditions for node in row[3:7]]
-        while work:
-            at = work.pop()
-            if at in added:
-                continue
-            added.add(at)
-            for child, moves in self._children(at):
-                (work if moves else elsewhere).append(child)
-        while elsewhere:
-            at = elsewhere.pop()
-            if at not in other:
-                other.add(at)
-                elsewhere += [child for child, _ in self._children(at)]
-        compared = {self._nodes[at][3] for at in other if self._is_parameter(at)}
-        sizes = {number: size for (_, size), number in self._inputs.items()}
-        values = {self._nodes[at][3] for at in added if self._is_parameter(at)}
-        pointers = {one for one in values - compared if sizes[one] == POINTER_BYTES}
-        # What a result does not depend on at all need not be compared, either.
-        return pointers | (sizes.keys() - compared - values)
-
-    def _is_parameter(self, at: int) -> bool:
-        return self._nodes[at][0] == _KIND["Parameter"]
-
-    def _children(self, at: int) -> Iterable[tuple[int, bool]]:
-        """Yield the nodes that a node is made of, and whether they are added to an address as they
-        are if the node is.
-        """
-        kind, bits, count, one, where, other, _, _ = self._nodes[at]
-        name = NODE_KINDS[kind]
-        refs = self._refs[where : where + count]
-        if name == "Sum":
-            for raw in self._factors[where : where + count]:
-                factor, node, _ = FACTOR.unpack(raw)
-                yield node, factor == 1
-        elif name == "Word":
-            yield one, bits == 64
-        elif name == "Choice":
-            for node in refs:
-                yield node, True
-        elif name == "Carried":
-            yield one, bits == 64
-            if other != NONE:
-                yield other, False
-        elif name == "Common":
-            yield one, False
-            yield other, False
-        elif name in ("Quotient", "Elsewhere"):
-            yield one, False
-        elif name in ("Product", "Least", "Greatest"):
-            for node in refs:
-                yield node, False
 
 
 class _Unfit(Exception):

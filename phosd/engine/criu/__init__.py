@@ -1,4 +1,5 @@
 """Dump and restore the CPU side of a process tree with CRIU.
 
-``restore_shim`` and ``file_worker`` also run as processes of their own: nothing is imported here.
+``files.file_worker`` and ``restore.restore_shim`` also run as processes of their own: nothing is
+imported here.
 """

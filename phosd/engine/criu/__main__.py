@@ -3,7 +3,7 @@
 import sys
 
 from phosd.engine.criu.probe import require_working
-from phosd.engine.criu.program import Criu
+from phosd.engine.criu.run.program import Criu
 from phosd.errors import PhosError
 
 if __name__ == "__main__":

@@ -16,10 +16,12 @@ from pathlib import Path
 
 import msgspec
 
-from phosd.engine.criu.dump import DumpOptions, dump_tree
-from phosd.engine.criu.program import INSTALL_HINT, Criu
-from phosd.engine.criu.restore import TreeRestoreOptions, admission, restore_tree
-from phosd.engine.criu.saved_tree import SavedTree
+from phosd.engine.criu.dump.dump import DumpOptions, dump_tree
+from phosd.engine.criu.restore.admission import admission
+from phosd.engine.criu.restore.options import TreeRestoreOptions
+from phosd.engine.criu.restore.restore import restore_tree
+from phosd.engine.criu.restore.saved_tree import SavedTree
+from phosd.engine.criu.run.program import INSTALL_HINT, Criu
 from phosd.engine.program.tree import scan
 from phosd.engine.system import procfs
 from phosd.errors import Internal, PhosError

@@ -23,9 +23,9 @@ void piece_portable(const Key& key, const std::byte* data, uint64_t (*lanes)[kPa
         uint64_t nh[kPasses] = {};
         for (unsigned v = 0; v < kVectors; ++v) {
             uint32_t w[4];
-            std::memcpy(w, data + v * kRowBytes + lane * kVectorBytes, sizeof w);
+            std::memcpy(w, data + size_t{v} * kRowBytes + size_t{lane} * kVectorBytes, sizeof w);
             for (unsigned p = 0; p < kPasses; ++p) {
-                const uint32_t* k = key.nh + 4 * v + 2 * p;
+                const uint32_t* k = key.nh + size_t{4} * v + size_t{2} * p;
                 nh[p] += static_cast<uint64_t>(w[0] + k[0]) * (w[1] + k[1]);
                 nh[p] += static_cast<uint64_t>(w[2] + k[2]) * (w[3] + k[3]);
             }
@@ -42,13 +42,13 @@ __attribute__((target("avx2"))) void piece_avx2(const Key& key, const std::byte*
     __m256i keys[kVectors][kPasses];
     for (unsigned v = 0; v < kVectors; ++v)
         for (unsigned p = 0; p < kPasses; ++p)
-            keys[v][p] = _mm256_broadcastsi128_si256(
-                _mm_loadu_si128(reinterpret_cast<const __m128i*>(key.nh + 4 * v + 2 * p)));
+            keys[v][p] = _mm256_broadcastsi128_si256(_mm_loadu_si128(
+                reinterpret_cast<const __m128i*>(key.nh + size_t{4} * v + size_t{2} * p)));
     for (unsigned lane = 0; lane < kWarp; lane += 2) {
         __m256i nh[kPasses] = {};
         for (unsigned v = 0; v < kVectors; ++v) {
-            const __m256i words = _mm256_loadu_si256(
-                reinterpret_cast<const __m256i*>(data + v * kRowBytes + lane * kVectorBytes));
+            const __m256i words = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(
+                data + size_t{v} * kRowBytes + size_t{lane} * kVectorBytes));
             for (unsigned p = 0; p < kPasses; ++p) {
                 const __m256i sums = _mm256_add_epi32(words, keys[v][p]);
                 nh[p] =

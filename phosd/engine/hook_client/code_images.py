@@ -5,12 +5,13 @@ import mmap
 import zlib
 from dataclasses import dataclass
 
-from phosd.engine.hook_client.wire import IMAGE, Garbled, decode_rows
+from phosd.engine.hook_client.answers import Garbled, decode_rows
+from phosd.engine.hook_client.wire import IMAGE
 
 MAX_IMAGES = 1 << 16
 """Most images accepted from one program."""
 MAX_BYTES = 1 << 30
-"""Of an image that is read. The largest fat binary of PyTorch has some 100 MB."""
+"""Most bytes of an image that is read. The largest fat binary of PyTorch has some 100 MB."""
 _HEAD, _TAIL, _WHOLE = 8 << 10, 4 << 10, 8 << 20
 _WORD = (1 << 64) - 1
 
@@ -26,7 +27,7 @@ class Held(enum.IntEnum):
 
 @dataclass(frozen=True)
 class CodeImage:
-    """An image of ``size`` bytes, by the hash that :attr:`wire.Kernel.module` names it with.
+    """An image of ``size`` bytes, by the hash that :attr:`.answers.Kernel.module` names it with.
     ``address`` is in the process, ``path`` in its namespace.
     """
 

@@ -1,47 +1,21 @@
 """Send requests to the hook in a GPU process (docs/reference/hook-protocol.md)."""
 
-import contextlib
 import errno
-import socket
 import struct
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Self, TypeVar
+from typing import TypeVar
 
-from phosd.engine.hook_client.code_images import MAX_IMAGES, CodeImage, decode_images
-from phosd.engine.hook_client.places import HookSocket, hook_socket
-from phosd.engine.hook_client.received import is_distrusted
-from phosd.engine.hook_client.wire import (
-    ARM,
-    CLOSE_GATE,
-    DEADLINE,
-    EMPTY_CACHE,
-    LAUNCHES_ASK,
-    MAX_BLOCKS,
-    MAX_DESCRIPTORS,
-    MAX_EXPORTED,
-    MAX_KERNELS,
-    PROGRAM_ASK,
-    U64,
-    Ask,
-    BlockFlag,
-    Channel,
+from phosd.engine.hook_client.answers import (
     Garbled,
     GateState,
     Hello,
     HookBlock,
-    HookState,
     Kernel,
     LaunchedKernel,
-    NotImportable,
-    ProgramOutcome,
     ProgramState,
-    Release,
     ReleaseState,
-    Type,
-    close_all,
     decode_blocks,
     decode_gate,
     decode_hello,
@@ -52,9 +26,28 @@ from phosd.engine.hook_client.wire import (
     printable,
     unpack,
 )
-from phosd.engine.system import procfs, standstill
-from phosd.engine.system.sockets import peer_of
-from phosd.errors import Busy, Internal, NoSuchProcess, NotAuthorized, Reason, Timeout, Unsupported
+from phosd.engine.hook_client.channel import NotImportable, close_all
+from phosd.engine.hook_client.code_images import MAX_IMAGES, CodeImage, decode_images
+from phosd.engine.hook_client.connection import WAKE_SECONDS, HookConnection
+from phosd.engine.hook_client.wire import (
+    ARM,
+    CLOSE_GATE,
+    EMPTY_CACHE,
+    LAUNCHES_ASK,
+    MAX_BLOCKS,
+    MAX_DESCRIPTORS,
+    MAX_EXPORTED,
+    MAX_KERNELS,
+    PROGRAM_ASK,
+    U64,
+    Ask,
+    BlockFlag,
+    HookState,
+    ProgramOutcome,
+    Release,
+    Type,
+)
+from phosd.errors import NoSuchProcess, Reason, Unsupported
 
 __all__ = [
     "MAX_DESCRIPTORS",
@@ -80,102 +73,13 @@ _Row = TypeVar("_Row")
 _MAX_MS = (1 << 32) - 1
 LONGEST_WAIT = 0.002
 """Seconds that a hook may wait for the program's rest before it answers, at most."""
-WAKE_SECONDS = 10.0
-"""Seconds that a detached hook has to come back."""
 
 
-class HookLink:
+class HookLink(HookConnection):
     """A connection to the hook of one process, with one request at a time.
 
     Each request may take ``deadline`` seconds; a list may take that in total.
     """
-
-    def __init__(self, pid: int, runtime_dir: Path, deadline: float = DEADLINE) -> None:
-        self.pid = pid
-        self.runtime_dir = runtime_dir
-        self._deadline = deadline
-        self._owner = -1
-        self._channel: Channel | None = None
-
-    def connect(self) -> Self:
-        """Connect, and check that the peer is the process: any user can write to the folder.
-
-        Raises :class:`NoSuchProcess` if no hook listens for the pid, :class:`NotAuthorized` if
-        another process does, :class:`Timeout` if the hook does not accept the connection.
-        """
-        with hook_socket(self.runtime_dir, self.pid) as place:
-            try:
-                owner = self._owner = procfs.status(self.pid).uids[1]
-                fitting = place.is_of(owner)
-            except (FileNotFoundError, ProcessLookupError) as error:
-                raise NoSuchProcess(
-                    f"process {self.pid} has no hook (no {place})",
-                    hint="start it with `phos run`, or use mode driver",
-                ) from error
-            if is_distrusted(owner):
-                raise NotAuthorized(
-                    f"a hook of user {owner} has sent files or sockets instead of memory",
-                    hint="phosd talks to no hook of that user any more, until it is restarted",
-                )
-            if not fitting:
-                raise NotAuthorized(
-                    f"{place} is not a socket of the owner of process {self.pid}",
-                    hint="somebody else put it there; remove it",
-                )
-            self._channel = Channel(self.pid, owner, self._connected(place, owner))
-        return self
-
-    def _connected(self, place: HookSocket, owner: int) -> socket.socket:
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-        connection.settimeout(self._deadline)
-        try:
-            place.connect(connection)
-            peer_pid, peer_uid = peer_of(connection)
-            if (peer_pid, peer_uid) != (self.pid, owner):
-                raise NotAuthorized(
-                    f"{place} is served by process {peer_pid} (uid {peer_uid}), not {self.pid}",
-                    hint="somebody else put it there; remove it",
-                )
-        except (BlockingIOError, TimeoutError) as error:  # the hook's queue of connections is full
-            connection.close()
-            raise Timeout(
-                f"the hook of process {self.pid} takes no connection",
-                hint="the process may be stopped, or others are at work on it; try again",
-            ) from error
-        except OSError as error:
-            connection.close()
-            raise NoSuchProcess(
-                f"the hook of process {self.pid} does not answer ({error.strerror or error})",
-                hint="use mode driver",
-            ) from error
-        except NotAuthorized:
-            connection.close()
-            raise
-        return connection
-
-    def close(self) -> None:
-        """Close the connection. A closed gate opens with it, unless memory is parked."""
-        if self._channel is not None:
-            self._channel.close()
-            self._channel = None
-
-    @property
-    def connected(self) -> bool:
-        """Whether there is a connection; a failed request ends it."""
-        return self._channel is not None and not self._channel.closed
-
-    def __enter__(self) -> Self:
-        return self if self.connected else self.connect()
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    # -- requests ------------------------------------------------------------------------------
 
     def hello(self) -> Hello:
         """Return the description of the process, and whether it can be parked."""
@@ -408,57 +312,6 @@ class HookLink:
         """Return the hook's counters and its log ring, as text."""
         return printable(self._ask(Type.STATS))
 
-    def reattach(self, deadline: float = DEADLINE) -> None:
-        """Wake a detached hook and connect to it again.
-
-        Raises :class:`Timeout` if it does not come back within ``deadline`` seconds, or its process
-        is stopped.
-        """
-        with hook_socket(self.runtime_dir, self.pid) as place, place.waking():
-            self._await(place, deadline)
-
-    def _await(self, place: HookSocket, deadline: float) -> None:
-        give_up = time.monotonic() + deadline
-        look = time.monotonic() + standstill.LOOK_SECONDS
-        while True:
-            try:
-                self.connect()
-                return
-            except (NoSuchProcess, Timeout) as error:  # not listening yet
-                why = error.what
-            except NotAuthorized as error:  # a file in its place: the hook cannot listen there
-                if is_distrusted(self._owner):
-                    raise
-                why = error.what
-                self._clear_the_way(place)
-            found = procfs.stat(self.pid)
-            if found is None or found.dead:
-                raise NoSuchProcess(
-                    f"process {self.pid} ended before its hook came back",
-                    hint="see its output for the reason",
-                )
-            try:
-                if time.monotonic() > look:
-                    look = time.monotonic() + standstill.LOOK_SECONDS
-                    standstill.require_going(self.pid)
-            except Busy as stopped:
-                raise Timeout(
-                    f"the hook of process {self.pid} did not come back: {stopped.what}",
-                    hint=stopped.hint,
-                ) from stopped
-            if time.monotonic() > give_up:
-                raise Timeout(
-                    f"the hook of process {self.pid} did not come back in {deadline:.0f} s ({why})",
-                    hint="the process may be stopped or wedged; see `phos doctor`",
-                )
-            time.sleep(0.0005)
-
-    def _clear_the_way(self, place: HookSocket) -> None:
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            place.clear_the_way(procfs.status(self.pid).uids[1])
-
-    # -- the parts of a request ----------------------------------------------------------------
-
     def _blocks(
         self, type_: Type, after: int, most: int = 0
     ) -> Iterator[tuple[HookBlock, int | None]]:
@@ -493,49 +346,6 @@ class HookLink:
 
     def _hand_back(self, batch: Sequence[tuple[int, int]]) -> None:
         self._ask(Type.UNPARK_BLOCKS, _ids([i for i, _ in batch]), [fd for _, fd in batch])
-
-    def _count(self, type_: Type, payload: bytes = b"", descriptors: Sequence[int] = ()) -> int:
-        with self._decoding(type_):
-            return int(unpack(U64, self._ask(type_, payload, descriptors))[0])
-
-    def _ask(
-        self,
-        type_: Type,
-        payload: bytes = b"",
-        descriptors: Sequence[int] = (),
-        until: float | None = None,
-    ) -> bytes:
-        """Send a request whose answer has no descriptors."""
-        return self._request(type_, payload, descriptors, until)[0]
-
-    def _request(
-        self,
-        type_: Type,
-        payload: bytes = b"",
-        descriptors: Sequence[int] = (),
-        until: float | None = None,
-    ) -> tuple[bytes, list[int]]:
-        """Send a request. ``until``: its deadline on the monotonic clock, if not the default."""
-        if self._channel is None:
-            raise Internal(
-                f"no connection to the hook of process {self.pid}", hint="connect it first"
-            )
-        if self._channel.closed:  # after a failed request
-            raise NoSuchProcess(
-                f"the connection to the hook of process {self.pid} was lost",
-                hint="the process may have ended; try again",
-            )
-        patience = self._deadline if until is None else max(0.0, until - time.monotonic())
-        return self._channel.request(type_, payload, descriptors, patience)
-
-    @contextlib.contextmanager
-    def _decoding(self, type_: Type) -> Iterator[None]:
-        """End the connection if an answer cannot be decoded inside."""
-        try:
-            yield
-        except Garbled as error:
-            assert self._channel is not None
-            raise self._channel.broken(f"{error} as an answer to {type_.name}") from None
 
 
 def _ids(ids: Sequence[int]) -> bytes:

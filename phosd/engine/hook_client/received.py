@@ -2,8 +2,9 @@
 
 To close a file on FUSE asks its server, and to close a socket may wait for its peer (SO_LINGER);
 who waits for that cannot be killed. A program's user may be either. Memory is in no such file, so
-these are never closed: they stay open, and phosd talks to no hook of that user any more. Whatever a
-hook sends is received, since the kernel closes what is not, in the thread of phosd that reads.
+these are never closed: they stay open, and phosd asks that hook nothing more
+(:mod:`~phosd.engine.hook_client.distrust`). Whatever a hook sends is received, since the kernel
+closes what is not, in the thread of phosd that reads.
 """
 
 import functools
@@ -12,24 +13,13 @@ import stat
 from collections.abc import Iterable
 from pathlib import Path
 
-from phosd.engine.system import procfs
+from phosd.engine.system import mounts, procfs
 from phosd.engine.system.file_status import LOCAL, known_status
 
-_distrusted: set[int] = set()
-"""Users whose hooks have sent what may not be closed."""
 
-
-def is_distrusted(uid: int) -> bool:
-    """Return whether a hook of this user has sent a file or a socket that may not be closed."""
-    return uid in _distrusted
-
-
-def without_files_of_others(descriptors: Iterable[int], uid: int) -> list[int]:
+def without_files_of_others(descriptors: Iterable[int]) -> list[int]:
     """Return the descriptors that may be closed. The others stay open for ever."""
-    found = [(descriptor, _may_be_closed(descriptor)) for descriptor in descriptors]
-    if not all(good for _, good in found):
-        _distrusted.add(uid)
-    return [descriptor for descriptor, good in found if good]
+    return [descriptor for descriptor in descriptors if _may_be_closed(descriptor)]
 
 
 def _may_be_closed(descriptor: int) -> bool:
@@ -45,7 +35,7 @@ def _may_be_closed(descriptor: int) -> bool:
         return True
     if file.st_dev == _memory_device():
         return True
-    return procfs.mount_types(os.getpid()).get(_mount_of(descriptor)) in LOCAL
+    return mounts.mount_types(os.getpid()).get(_mount_of(descriptor)) in LOCAL
 
 
 @functools.cache

@@ -121,6 +121,8 @@ class CpuDetails(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     the parent-death signal of the root (``PR_SET_PDEATHSIG``), or 0. ``devices`` are paths of the
     GPU driver's devices, which restore opens anew. ``imported``: the image was
     made on another machine; files that were only appended to are made anew where they are missing.
+    ``loginuid`` is the audit identity of the root; None if the kernel had no audit, or the image is
+    older, or imported.
     """
 
     uid: int
@@ -138,3 +140,4 @@ class CpuDetails(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     connections: tuple[Connection, ...] = ()
     devices: tuple[str, ...] = ()
     imported: bool = False
+    loginuid: int | None = None

@@ -153,7 +153,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str = ""
     """The name of the program, if it has one."""
     number: int = 0
-    """Of the image, among those of the owner with this name."""
+    """The number of the image among those of its owner with this name."""
     format: int = FORMAT
     phosd: str = ""
     """The version of phosd that made it; empty before this was noted."""

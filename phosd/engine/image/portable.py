@@ -39,7 +39,7 @@ _MOST_COMMAND = 12 << 10
 _MOST_WORDS = 1000
 """Most characters of what is said in a few words."""
 _MOST_CHARACTERS = 8 << 10
-"""Of any text."""
+"""Most characters of any text."""
 _LAST = (1 << 63) - 1
 _LAST_USER = (1 << 32) - 2
 

@@ -13,8 +13,8 @@
 
 A store may have a second tier in memory, with images and packs like those of the state folder. An
 image is written there if there is room, and to the disk afterwards (``write_back.py``). Then it is
-durable, and its copy in memory stays until another image needs the room. Who reads an image takes
-each file from memory if it is there.
+durable, and its copy in memory stays until another image needs the room. A reader of an
+image takes each file from memory if it is there.
 
 Rules. An image without a manifest does not exist. A job that writes an image holds a lock (flock)
 on the image's folder and on its packs. A folder or pack with neither a manifest nor a lock was left
@@ -203,7 +203,7 @@ class Store(StoreFolder):
             self._remove_packs()
 
     def notes(self) -> dict[str, str]:
-        """Return the notes of the published images that have one. A file that is no note is none,
+        """Return the notes of the published images that have one. An invalid note file is ignored,
         which is logged once: the image can be restored all the same.
         """
         found = {}

@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from phosd.engine.analysis import tools
+from phosd.engine.analysis.code import tools
 from phosd.engine.analysis.table import merged
-from phosd.engine.hook_client.wire import printable
+from phosd.engine.hook_client.answers import printable
 from phosd.engine.kernels.cache import Cache
 from phosd.engine.kernels.entry import MOST_KERNELS, Entry, KernelFacts, State, unknown
 from phosd.engine.kernels.module import Module, memory_file
@@ -32,8 +32,8 @@ MODULE_SECONDS = 300
 _MEMORY_BYTES = 8 << 30
 _ANSWER_BYTES = 256 << 20
 _MOST_RUNS = 16
-"""Of one analysis: a kernel that ends the process is found by trying those that it may have been,
-each on its own.
+"""Most runs of one analysis: the kernel that ends the process is found by running those that it may
+have been, each on its own.
 """
 _PATIENCE = 20
 """How much longer than its processor time it may take, on a machine that is busy."""

@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from phosd.engine.analysis.code.opcodes import Use
 from phosd.engine.analysis.idempotency import of_kernel
-from phosd.engine.analysis.opcodes import Use
 from phosd.engine.analysis.summary import Summary
 from phosd.engine.analysis.table import VERSION
 
@@ -16,9 +16,9 @@ ANALYSIS = 8
 found anew.
 """
 MOST_KERNELS = 1 << 16
-"""Of one module."""
+"""Most kernels of one module."""
 MOST_TABLE_BYTES = 1 << 20
-"""Of one kernel."""
+"""Most bytes of the table of one kernel."""
 
 Name = Annotated[str, Meta(min_length=1, max_length=4096)]
 Reason = Annotated[str, Meta(max_length=300)]

@@ -21,7 +21,7 @@ from phosd.errors import Cancelled, NoSuchProcess, Timeout, Unsupported
 PATIENCE = 20.0
 """Seconds that the copy may take. A file system or memory that never answers ends it."""
 _SHARE = 8
-"""Of the host's free memory an image may be one part in so many."""
+"""An image may take one part in so many of the host's free memory."""
 _LOOK_SECONDS = 0.02
 
 

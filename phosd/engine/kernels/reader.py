@@ -14,7 +14,7 @@ import sys
 
 import msgspec
 
-from phosd.engine.analysis import cage
+from phosd.engine.analysis.code import cage
 from phosd.engine.system.in_root import place_in_root
 from phosd.engine.system.privileges import become
 

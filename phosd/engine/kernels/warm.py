@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from phosd.engine.analysis.images import loadable
+from phosd.engine.analysis.code.images import loadable
 from phosd.engine.hook_client.code_images import MAX_BYTES
 from phosd.engine.kernels.analyser import Analyser
 from phosd.engine.kernels.entry import Entry, State

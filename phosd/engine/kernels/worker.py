@@ -19,7 +19,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from phosd.engine.analysis import cage, cubin, tools
+from phosd.engine.analysis.code import cage, cubin, tools
 from phosd.engine.analysis.summary import Summary, cubins, summarise_cubin
 from phosd.engine.analysis.table import encode
 from phosd.engine.kernels.entry import MOST_TABLE_BYTES, KernelFacts, Name, facts, unknown

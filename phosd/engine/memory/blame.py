@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from phosd.engine.hook_client.answers import LaunchedKernel
 from phosd.engine.hook_client.link import HookLink
-from phosd.engine.hook_client.wire import LaunchedKernel
 from phosd.engine.job.experience import KernelMark
 from phosd.errors import Internal
 

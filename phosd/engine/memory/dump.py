@@ -10,7 +10,7 @@ from phosd.engine.job.rollback import Undo, Undoing
 from phosd.engine.memory.device_memory import DeviceMemory
 from phosd.engine.memory.exported import distinct, keys_by_gpu
 from phosd.engine.memory.pack_pinning import PackPinning
-from phosd.errors import changed_in_the_stop
+from phosd.errors import NoSuchProcess, changed_in_the_stop
 
 
 class MemoryDump(Undoing):
@@ -68,7 +68,8 @@ class MemoryDump(Undoing):
         """Copy the blocks of ``digests`` into the image. Returns the chunks of each block, by key.
 
         Fills the ``prepared`` packs, or else new ones. Raises :class:`MisSpeculation` if the saved
-        bytes differ from those that were hashed.
+        bytes differ from those that were hashed, and :class:`NoSuchProcess` if a process has ended,
+        whose memory has gone with it.
         """
         chunks: dict[int, tuple[ChunkRef, ...]] = {}
         blocks = distinct(exported for exported in self.memory.all() if exported.key in digests)
@@ -79,4 +80,9 @@ class MemoryDump(Undoing):
             if saved.changed:
                 raise changed_in_the_stop(len(saved.changed), gpu)
             chunks |= saved.chunks
+        if digests.keys() - chunks.keys():
+            raise NoSuchProcess(
+                "a process of the program has ended before its device memory was saved",
+                hint="see the program's output for why it ended",
+            )
         return chunks

@@ -18,7 +18,7 @@ from phosd.engine.mover.client.mover import Mover
 from phosd.errors import OutOfMemory
 
 _GROUP_BYTES = 1 << 30
-"""Of blocks that are there twice for a moment; a larger block is alone."""
+"""Most bytes of the blocks that are there twice for a moment; a larger block is alone."""
 
 Replace = Callable[[Mapping[int, Allocation]], None]
 """Takes allocations in the place of those with these keys, and lets go of the latter."""

@@ -32,7 +32,7 @@ class Precopy:
     def while_running(self, progress: Progress, *, interruptible: bool) -> None:
         """Copy in passes until little is left, or a pass no longer reduces it much.
 
-        Of a program that GPUs do not interrupt, everything is copied once, or nothing if the image
+        If GPUs do not interrupt the program, everything is copied once, or nothing if the image
         is incremental: what differs from the parent is not known before the stop.
         """
         if interruptible:

@@ -153,8 +153,8 @@ class Reservation:
             pass
 
     def hold(self) -> None:
-        """Reserve the memory that the driver's checkpoint freed, until all processes have ended. Of
-        processes that have returned in part, that is what the others need.
+        """Reserve the memory that the driver's checkpoint freed, until all processes have ended. If
+        some of them have returned, that is what the others need.
         """
         for mover, free in self._free.items():
             with self._noted(mover):

@@ -1,10 +1,10 @@
 """Analyse the kernels that processes launch, in the background, and say what is known of them.
 
 A step looks at one process: its hook tells which kernels it has launched, and which images it has
-loaded them from. Of the module with most launches among those whose kernels are not all known, the
-bytes are fetched, once for each user; what other processes have launched of the same bytes is known
-already. Modules that were compiled at run time, which are small, come next, launched or not, and at
-last all others that the process has loaded, as far as there is time to spare.
+loaded them from. Among the modules whose kernels are not all known, the bytes of the one with most
+launches are fetched, once for each user; what other processes have launched of the same bytes is
+known already. Modules that were compiled at run time, which are small, come next, launched or not,
+and at last all others that the process has loaded, as far as there is time to spare.
 
 Whose user has used least processor time in the last hour comes first. No process under a job is
 asked anything, and nothing here waits for one.
@@ -17,7 +17,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from phosd.engine.analysis import tools
+from phosd.engine.analysis.code import tools
 from phosd.engine.analysis.table import merged
 from phosd.engine.hook_client.code_images import CodeImage
 from phosd.engine.hook_client.link import LaunchedKernel as Kernel
@@ -48,9 +48,9 @@ LOOK_SECONDS = 30.0
 """Between two looks at a process of which nothing is left to analyse."""
 _MOST_DIGESTS = 1 << 16
 _MOST_GIVEN_BYTES = 64 << 20
-"""Of tables that one process gets; it keeps each as long as it runs."""
+"""Most bytes of the tables that one process gets; it keeps each as long as it runs."""
 _MOST_UNASKED_BYTES = 4 << 20
-"""Of a table of kernels that are not known to be launched."""
+"""Most bytes of a table of kernels that are not known to be launched."""
 _COUNT_SECONDS = 3
 _COUNT_AGAIN_SECONDS = 600.0
 """How long launches are counted where a process has not launched anything that is known, and when
@@ -60,7 +60,7 @@ _SPARE = 0.5
 """How much of an hour's time may go to what is not known to be launched."""
 _MOST_FRUITLESS = 3
 _MOST_NAMES = 256
-"""Of the kernels of a module that are analysed at a time."""
+"""Most kernels of a module that are analysed at a time."""
 _log = logging.getLogger(__name__)
 
 

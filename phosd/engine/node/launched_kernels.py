@@ -11,10 +11,10 @@ from phosd.engine.hook_client.link import LaunchedKernel as Kernel
 from phosd.engine.kernels.entry import Entry, KernelFacts, State
 
 _MOST_IMAGES = 1 << 13
-"""Of one process; those that it loads later are not looked at."""
+"""Most images of one process that are looked at; it may load more later."""
 _MOST_ABSENT = 1 << 10
 _MOST_LOOKED_UP = 512
-"""Of the modules that a process has loaded, in their order, and not launched."""
+"""Most modules that a process has loaded and not launched, in their order."""
 _SMALL_BYTES = 1 << 20
 """A module that is compiled at run time and no larger is analysed before it is launched."""
 

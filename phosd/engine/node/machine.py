@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
-from phosd.engine.criu.program import Criu
+from phosd.engine.criu.run.program import Criu
 from phosd.engine.image.manifest import Gpu, Host, HostGpu, Manifest
 from phosd.engine.job.checks import Check, require_all
 from phosd.engine.node.gpus import list_gpus

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
-from phosd.engine.criu.program import Criu
-from phosd.engine.hook_client.places import hooks_folder
+from phosd.engine.criu.run.program import Criu
+from phosd.engine.hook_client import places
 from phosd.engine.image.store import Store
 from phosd.engine.image.tier import MemoryTier
 from phosd.engine.memory.reservation import GpuLocks
@@ -63,9 +63,7 @@ class Node:
         self.config = config
         allow_many_descriptors()
         self.store = Store(config.state_dir, memory=_memory_tier(config))
-        hooks = hooks_folder(config.runtime_dir)
-        hooks.mkdir(parents=True, exist_ok=True)
-        hooks.chmod(0o1777)  # programs of all users create their sockets there
+        places.make_hooks_folder(config.runtime_dir)
         self._claims = Claims()
         self._listed: dict[int, GpuProcess] = {}
         self.suspended = Register(config.runtime_dir)
@@ -104,7 +102,7 @@ class Node:
         self.movers.close()
         self.suspend_store.close()
         needed = self.store.write_back.pending() or self.suspended.images()
-        if self.store.memory is not None and not needed:
+        if self.config.memory_tier_dir.is_mount() and not needed:
             why = memory_mount.unmount(self.config.memory_tier_dir)
             if why:  # systemd's sandbox; they are there for the next phosd
                 _log.info("copies of images stay in memory: %s", why)
@@ -122,6 +120,8 @@ class Node:
         """Return the GPU processes of the node. Processes under a job are not queried."""
         self.kept_memory.let_go_of_the_dead()
         self.stopped.forget_the_dead()
+        if places.has_many_users(self.config.runtime_dir):
+            places.forget_users(self.config.runtime_dir)
         movers = self.movers.pids()
         found = process.list_processes(self.config.runtime_dir, self.asking, movers, self._listed)
         self._listed = {known.pid: known for known in found}

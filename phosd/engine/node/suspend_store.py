@@ -7,12 +7,13 @@ import shutil
 import threading
 from pathlib import Path
 
-from phosd.engine.image import private_files
 from phosd.engine.image.store import Store
 from phosd.engine.image.tier import SUSPENDED
 from phosd.engine.node import staging
-from phosd.engine.node.suspended import Register
-from phosd.errors import Busy, NoSuchImage, NotAuthorized
+from phosd.engine.node.suspended import FORMAT, IN_RUNTIME_DIR, WITH_PIDS, Register, Suspended
+from phosd.engine.system import memory_mount
+from phosd.engine.system.own_folders import is_own, own_folder
+from phosd.errors import Busy, NoSuchImage
 
 _log = logging.getLogger(__name__)
 
@@ -20,9 +21,10 @@ _log = logging.getLogger(__name__)
 class SuspendStore:
     """Stores of suspended programs, listed in ``register``, with the digests of ``images``.
 
-    ``memory_dir`` is a folder in memory; None for one beside the images in memory, if ``tier_dir``
-    is mounted for those: it has huge pages. Where it is not, there is one in ``/dev/shm``, named
-    after ``runtime_dir``. Safe to use from several threads.
+    ``memory_dir`` is a folder in memory; None for one in ``tier_dir``, beside the images in memory,
+    which is mounted for it where it is not. Where it cannot be mounted there is one in
+    ``/dev/shm``, named after ``runtime_dir``: earlier versions of phosd always had it there, and
+    what they have suspended is found. Safe to use from several threads.
     """
 
     def __init__(
@@ -35,27 +37,42 @@ class SuspendStore:
     ) -> None:
         self._images = images
         self._register = register
-        self._runtime_dir = runtime_dir
         self._memory_dir = memory_dir
         self._tier_dir = tier_dir
-        self._shelves: dict[str, Store] = {}
+        name = hashlib.sha256(bytes(runtime_dir.resolve())).hexdigest()[:16]
+        self._disk = images.state / "suspended" / name
+        self._named = staging.MEMORY / f"phos-suspended-{name}"
+        self._shelves: dict[Path, Store] = {}
         self._lock = threading.Lock()
 
     def close(self) -> None:
         """Free the memory, if no program is suspended."""
         with self._lock:
-            if (shelf := self._shelves.pop("memory", None)) and not self._register.images():
-                shutil.rmtree(shelf.state)
+            for folder in self._in_memory:
+                shelf = self._shelves.pop(folder, None)
+                if shelf and not self._register.images():
+                    shutil.rmtree(shelf.state)
 
     def shelf(self, where: str) -> Store:
-        """Return the store for device memory of suspended programs: in ``memory`` or on ``disk``.
+        """Return the store for what is going to be suspended: in ``memory`` or on ``disk``.
 
         It uses the same digests as the images.
         """
-        with self._lock:
-            if where not in self._shelves:
-                self._shelves[where] = Store(self._folders[where], like=self._images)
-            return self._shelves[where]
+        return self._store(self._new_in_memory() if where == "memory" else self._disk)
+
+    def shelf_of(self, suspended: Suspended) -> Store:
+        """Return the store that has the device memory of a suspended program."""
+        if suspended.where == "memory":
+            for folder in self._in_memory:
+                if is_own(folder) and self._store(folder).disk.has(suspended.image):
+                    return self._store(folder)
+        return self.shelf(suspended.where)
+
+    def format_for(self, where: str, *, with_pids: bool) -> int:
+        """Return the format of the file of a program that is being suspended."""
+        if where == "memory" and self._new_in_memory() == self._in_tier:
+            return IN_RUNTIME_DIR
+        return WITH_PIDS if with_pids else FORMAT
 
     def taken(self, owner: int) -> int:
         """Return the bytes of a user's suspended programs, including those being suspended."""
@@ -76,7 +93,7 @@ class SuspendStore:
         for each in self._register.all():
             if not each.alive:
                 with contextlib.suppress(NoSuchImage, Busy):
-                    self.shelf(each.where).delete(each.image)
+                    self.shelf_of(each).delete(each.image)
                     _log.info("process %d ended while it was suspended", each.pid)
                 self._register.remove(each)
 
@@ -84,30 +101,42 @@ class SuspendStore:
         """Remove data that belong to no suspended program. No job may run."""
         self.forget_the_dead()
         known = self._register.images()
-        for where, folder in self._folders.items():
-            if folder.is_dir():
-                shelf = self.shelf(where)
+        for folder in (*self._in_memory, self._disk):
+            if is_own(folder):
+                shelf = self._store(folder)
                 for image in {image.id for image in shelf.list()} | shelf.damaged().keys():
                     if image not in known:
                         shelf.delete(image)
                 shelf.sweep()
 
     @property
-    def _folders(self) -> dict[str, Path]:
-        name = hashlib.sha256(bytes(self._runtime_dir.resolve())).hexdigest()[:16]
-        memory = self._memory_dir or self._in_memory(name)
-        return {"memory": memory, "disk": self._images.state / "suspended" / name}
-
-    def _in_memory(self, name: str) -> Path:
-        plain = staging.MEMORY / f"phos-suspended-{name}"
-        if not self._tier_dir.is_mount() or self._has_some(plain):
-            return plain
+    def _in_tier(self) -> Path:
         return self._tier_dir / SUSPENDED
 
-    def _has_some(self, folder: Path) -> bool:
-        """Return whether programs lie there that were suspended before the tier was mounted."""
-        try:
-            private_files.require_private(folder)
-        except (FileNotFoundError, NotAuthorized):
-            return False
-        return any((folder / "images" / image).exists() for image in self._register.images())
+    @property
+    def _in_memory(self) -> tuple[Path, ...]:
+        """The folders in memory where suspended programs may be."""
+        return (self._memory_dir,) if self._memory_dir else (self._in_tier, self._named)
+
+    def _new_in_memory(self) -> Path:
+        """Return the folder in memory for what is going to be suspended. Raises
+        :class:`NotAuthorized` if there can be none.
+        """
+        if self._memory_dir:
+            return self._memory_dir
+        with self._lock:
+            why = memory_mount.mount(self._tier_dir)
+        if why:
+            if self._named not in self._shelves:
+                _log.warning(
+                    "what is suspended is in %s, as %s cannot be mounted: %s",
+                    *(self._named, self._tier_dir, why),
+                )
+            return own_folder(self._named)
+        return self._in_tier
+
+    def _store(self, folder: Path) -> Store:
+        with self._lock:
+            if folder not in self._shelves:
+                self._shelves[folder] = Store(folder, like=self._images)
+            return self._shelves[folder]

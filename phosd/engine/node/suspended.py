@@ -21,7 +21,9 @@ from phosd.errors import Busy, NoSuchProcess, Reason, Unsupported
 FORMAT = 1
 """Rises when a phosd that knows only the earlier ones would misread a file."""
 WITH_PIDS = 2
-"""Of a file with :attr:`Suspended.known`, which others do not have."""
+"""The format of a file with :attr:`Suspended.known`, which earlier ones lack."""
+IN_RUNTIME_DIR = 3
+"""The format of one whose memory is in the runtime folder; an older phosd does not look there."""
 _MAX_BYTES = 8 << 20
 _log = logging.getLogger(__name__)
 
@@ -90,7 +92,7 @@ def _decode(text: bytes) -> Suspended:
     """Raises :class:`Unsupported` if another phosd wrote what this one does not know."""
     head = msgspec.json.decode(text, type=_Head)
     try:
-        if head.format in (FORMAT, WITH_PIDS):
+        if FORMAT <= head.format <= IN_RUNTIME_DIR:
             return msgspec.json.decode(text, type=Suspended)
     except msgspec.DecodeError:
         if head.phosd in ("", __version__):
@@ -98,7 +100,7 @@ def _decode(text: bytes) -> Suspended:
     by = f"phosd {head.phosd}" if head.phosd else "another phosd"
     raise Unsupported(
         f"the program of process {head.pid} was suspended by {by} in format {head.format}; this is"
-        f" phosd {__version__}, which reads formats up to {WITH_PIDS}",
+        f" phosd {__version__}, which reads formats up to {IN_RUNTIME_DIR}",
         hint=f"install {by} or a newer one, and resume it with that",
         reason=Reason.OTHER_FORMAT,
     )

@@ -40,8 +40,10 @@ from phosd.engine.operations.permissions import ROOT
 from phosd.engine.operations.replicas import Replicas
 from phosd.engine.operations.safe_points import SafePointChoices, SafePoints
 from phosd.engine.program import driver_checkpoint
-from phosd.engine.program.group import CheckpointGroup, discover_group, explain_death
+from phosd.engine.program.discovery import discover_group
+from phosd.engine.program.group import CheckpointGroup, explain_death
 from phosd.engine.program.held import held
+from phosd.engine.program.locked import locked
 from phosd.engine.program.process import gpus_of
 from phosd.errors import InvalidOption, PhosError
 
@@ -212,7 +214,7 @@ def _by_driver(move: _Move) -> None:
     with detached(group.links):
         movers = [move.node.movers.mover(gpu) for gpu in sorted(move.moves)]
         with (
-            driver_checkpoint.locked(group.gpu_pids, move.reservation(movers)) as processes,
+            locked(group.gpu_pids, move.reservation(movers)) as processes,
             held(processes.restore_threads),
             Undo() as undo,
         ):

@@ -12,15 +12,15 @@ import time
 from contextlib import ExitStack
 from typing import Any
 
-from phosd.engine.criu import launch
-from phosd.engine.criu.cgroup_place import place_of
-from phosd.engine.criu.launch import Started
+from phosd.engine.criu.run import launch
+from phosd.engine.criu.run.cgroup_place import place_of
+from phosd.engine.criu.run.launch import Started
 from phosd.engine.image.cpu_manifest import Cgroups
 from phosd.engine.node.node import Node
 from phosd.engine.operations.starter import Starter
 from phosd.engine.program import keeper
 from phosd.engine.program.namespace_maker import NamespaceMaker
-from phosd.engine.system import cgroups, pid_namespaces, procfs
+from phosd.engine.system import audit, cgroups, pid_namespaces, procfs
 from phosd.errors import Busy, Internal, InvalidOption
 
 _SOCKET = re.compile("[0-9A-Za-z._-]{1,100}")
@@ -73,6 +73,7 @@ def make_pid_namespace(node: Node, pid: int, uid: int, socket: str, end: str) ->
             started.kill()  # it may be held up: in a cgroup that its user has frozen, for one
             maker.end()
             raise
+        audit.note_other(made.keeper.pid, caller.loginuid)
         return made.keeper.pid
 
 
@@ -100,6 +101,7 @@ def _told(caller: Starter) -> dict[str, Any]:
         "scheduler": caller.scheduler,
         "nice": caller.nice,
         "oom_score": caller.oom_score,
+        "loginuid": caller.loginuid,
         "without": [n for n in range(last + 1) if not bounding >> n & 1],
     }
 

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from phosd.engine.criu import restore as criu_restore
-from phosd.engine.criu.saved_tree import saved_trees
+from phosd.engine.criu.restore import admission
+from phosd.engine.criu.restore.saved_tree import saved_trees
 from phosd.engine.image.manifest import Manifest
 from phosd.engine.node.machine import require_same_machine
 from phosd.engine.node.node import Node
@@ -16,4 +16,4 @@ def require_restorable(node: Node, manifest: Manifest, folder: Path) -> None:
     """
     require_same_machine(manifest, node.criu, node.config.runtime_dir)
     for tree in saved_trees(manifest, folder):
-        criu_restore.require_restorable(node.criu, tree)
+        admission.require_restorable(node.criu, tree)

@@ -4,8 +4,8 @@ Every step first looks how far an earlier attempt came, so a resume that failed 
 repeated. The stored data stay until the program runs.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 
 import msgspec
@@ -21,13 +21,14 @@ from phosd.engine.node.node import Node
 from phosd.engine.node.placement import parse_moves, require_fit, whole
 from phosd.engine.node.suspended import Suspended
 from phosd.engine.operations.admission import require_device_memory
-from phosd.engine.operations.load import LoadedMemory, device_bytes, loaded
 from phosd.engine.operations.move_checks import require_alone, require_seen, require_shareable
 from phosd.engine.operations.permissions import ROOT
+from phosd.engine.operations.restore.load import LoadedMemory, device_bytes, loaded
 from phosd.engine.program import driver_checkpoint
 from phosd.engine.program.process import placed, visible_gpus
 from phosd.engine.program.stopped import StoppedProcesses
-from phosd.engine.recovery.rescue import free, kept_for
+from phosd.engine.recovery.guarded import kept_for
+from phosd.engine.recovery.rescue import free
 from phosd.errors import Internal, InvalidOption, NotAuthorized, PhosError, Reason, Unsupported
 
 
@@ -61,38 +62,27 @@ def resume(node: Node, pid: int, options: ResumeOptions, progress: Progress) -> 
         require_resumable(suspended, options.caller)
         if not options.gpu:  # most of its start goes by while the image is opened
             node.movers.begin(suspended.gpus)
-        image = job.enter_context(node.suspend_store.shelf(suspended.where).open(suspended.image))
+        image = job.enter_context(node.suspend_store.shelf_of(suspended).open(suspended.image))
         manifest = image.manifest = _with_pids(image.manifest, suspended)
-        stopped = {each.pid for each in node.stopped.of(suspended.pids)}
-        for each in suspended.pids - stopped:
-            node.stopped.require_going(each)
-        further = not stopped and _driver_is_done(suspended)
+        further = _driver_is_done(node, suspended)
         if further and _begun(node, suspended, manifest):
             moves = _end_begun(node, suspended, manifest, progress)
-            after.callback(node.suspend_store.shelf(suspended.where).delete, suspended.image)
+            after.callback(node.suspend_store.shelf_of(suspended).delete, suspended.image)
             progress.finish()
             return moves
         gpus = list_gpus()
-        moves = _moves(options.gpu, suspended, manifest, gpus)
-        moves = _away(moves | _moved_before(node, suspended, manifest))
+        chosen = _moves(options.gpu, suspended, manifest, gpus)
+        moves = _away(chosen | _moved_before(node, suspended, manifest))
         blocks = device_bytes(manifest, moves)
-        needs = dict(blocks)  # a GPU may need more than when the program was suspended
-        for gpu, size in suspended.device_bytes.items():
-            needs[moves.get(gpu, gpu)] = max(size, blocks.get(moves.get(gpu, gpu), 0))
+        needs = _needs(suspended, blocks, moves)
         node.movers.begin(needs)
-        require_device_memory(node, needs, "the program")
-        if manifest.shares_memory:
-            require_alone(needs, suspended.pids)
-            if moves:
-                there = {moves.get(gpu, gpu) for gpu in suspended.gpus}
-                require_shareable({pid: visible_gpus(pid) for pid in suspended.pids}, there)
+        _require_room(node, suspended, manifest, needs, moves)
         affected = _affected(suspended, manifest, moves)
         progress.about_to_touch(affected)
         progress.phase("load", bytes_total=manifest.device_bytes)
         point(Point.RESUME_LOAD)
         memory = job.enter_context(loaded(node, image, progress, moves))
-        rest = {node.movers.mover(gpu): size - blocks.get(gpu, 0) for gpu, size in needs.items()}
-        release = job.enter_context(reserve_ahead(rest, suspended.processes))
+        release = job.enter_context(_rest_reserved(node, suspended, needs, blocks))
         progress.check()
         untouched = job.enter_context(ExitStack())
         # A failed resume is repeated from here, and needs the room.
@@ -107,13 +97,12 @@ def resume(node: Node, pid: int, options: ResumeOptions, progress: Progress) -> 
         progress.phase("map")
         point(Point.RESUME_MAP)
         links = [job.enter_context(link) for link in _parked_links(node, manifest)]
-        parked = [link for link in links if link.hello().state is HookState.PARKED]
-        _require_together(manifest, {link.pid for link in parked})
+        parked = _all_parked(manifest, links)
         # From here on hooks have some of the memory, and a repeated resume continues with it.
         untouched.pop_all()
         _give_memory(parked, memory)
         node.suspended.remove(suspended)  # from here on it counts as running, even if phosd dies
-        after.callback(node.suspend_store.shelf(suspended.where).delete, suspended.image)
+        after.callback(node.suspend_store.shelf_of(suspended).delete, suspended.image)
         job.callback(memory.unguard)
         if not further:  # otherwise it is unknown which blocks a hook had already
             memory.keep(links)
@@ -174,6 +163,42 @@ def _moves(
     require_fit(moves, gpus)
     require_seen(suspended.pids, moves)
     return moves
+
+
+def _needs(
+    suspended: Suspended, blocks: Mapping[int, int], moves: Mapping[int, int]
+) -> dict[int, int]:
+    """Return the bytes that each GPU needs: those of the ``blocks``, or what the program had, of
+    which the driver has a part. A GPU may need more than when the program was suspended.
+    """
+    needs = dict(blocks)
+    for gpu, size in suspended.device_bytes.items():
+        needs[moves.get(gpu, gpu)] = max(size, blocks.get(moves.get(gpu, gpu), 0))
+    return needs
+
+
+def _rest_reserved(
+    node: Node, suspended: Suspended, needs: Mapping[int, int], blocks: Mapping[int, int]
+) -> AbstractContextManager[Callable[[], None]]:
+    """Reserve what the GPUs need beyond the blocks, until the function that it yields is called."""
+    rest = {node.movers.mover(gpu): size - blocks.get(gpu, 0) for gpu, size in needs.items()}
+    return reserve_ahead(rest, suspended.processes)
+
+
+def _require_room(
+    node: Node,
+    suspended: Suspended,
+    manifest: Manifest,
+    needs: dict[int, int],
+    moves: Mapping[int, int],
+) -> None:
+    """Raise unless the GPUs have room, and processes can share memory there as they did."""
+    require_device_memory(node, needs, "the program")
+    if manifest.shares_memory:
+        require_alone(needs, suspended.pids)
+        if moves:
+            there = {moves.get(gpu, gpu) for gpu in suspended.gpus}
+            require_shareable({pid: visible_gpus(pid) for pid in suspended.pids}, there)
 
 
 def _moved_before(node: Node, suspended: Suspended, manifest: Manifest) -> dict[int, int]:
@@ -249,8 +274,16 @@ def _give_memory(links: Sequence[HookLink], memory: LoadedMemory) -> None:
             )
 
 
+def _all_parked(manifest: Manifest, links: Sequence[HookLink]) -> list[HookLink]:
+    """Return the hooks whose memory is parked. Raises :class:`Unsupported` unless processes that
+    share memory are all parked, or none of them is.
+    """
+    found = [link for link in links if link.hello().state is HookState.PARKED]
+    _require_together(manifest, {link.pid for link in found})
+    return found
+
+
 def _require_together(manifest: Manifest, parked: Collection[int]) -> None:
-    """Raise unless processes that share memory are all parked, or none of them is."""
     for block in manifest.blocks:
         if block.alias is not None:
             pids = [manifest.processes[n].pid for n in (block.process, block.alias[0])]
@@ -264,9 +297,14 @@ def _require_together(manifest: Manifest, parked: Collection[int]) -> None:
                 )
 
 
-def _driver_is_done(suspended: Suspended) -> bool:
-    """Return whether the driver restored all processes in an earlier attempt."""
-    return all(
+def _driver_is_done(node: Node, suspended: Suspended) -> bool:
+    """Return whether the driver restored all processes in an earlier attempt, and none is stopped.
+    Raises :class:`Busy` if others than phosd have stopped one.
+    """
+    stopped = {each.pid for each in node.stopped.of(suspended.pids)}
+    for each in suspended.pids - stopped:
+        node.stopped.require_going(each)
+    return not stopped and all(
         driver_checkpoint.state(pid) is driver_checkpoint.State.RUNNING for pid in suspended.pids
     )
 

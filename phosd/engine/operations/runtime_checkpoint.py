@@ -14,9 +14,9 @@ import time
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 
-from phosd.engine.criu.preflight import Place
-from phosd.engine.criu.runtime_devices import RuntimeDevices, places
-from phosd.engine.criu.runtime_dump import RuntimeDump
+from phosd.engine.criu.dump.runtime_devices import RuntimeDevices, places
+from phosd.engine.criu.dump.runtime_dump import RuntimeDump
+from phosd.engine.criu.run.tree_resources import Place
 from phosd.engine.faults import Point, point
 from phosd.engine.image import foreign_folder
 from phosd.engine.image.store import Store
@@ -24,7 +24,7 @@ from phosd.engine.image.usage import pack_bytes
 from phosd.engine.job.experience import Experience
 from phosd.engine.job.progress import Progress
 from phosd.engine.node.node import Node
-from phosd.engine.node.suspended import WITH_PIDS, Suspended
+from phosd.engine.node.suspended import Suspended
 from phosd.engine.operations.admission import context_bytes, require_host_memory
 from phosd.engine.operations.checkpoint import CheckpointOptions
 from phosd.engine.operations.checkpoint.attempt import Attempt
@@ -36,12 +36,13 @@ from phosd.engine.operations.safe_points import SafePoints
 from phosd.engine.operations.suspend import (
     SuspendOptions,
     keepers,
-    manifest_of,
     place_for,
     require_what_a_runtime_saves,
     suspend,
 )
-from phosd.engine.program.group import discover_group, explain_death
+from phosd.engine.operations.suspended_records import manifest_of
+from phosd.engine.program.discovery import discover_group
+from phosd.engine.program.group import explain_death
 from phosd.engine.program.process import is_gpu_process, uses_cuda
 from phosd.engine.program.tree import scan
 from phosd.engine.system import cgroups
@@ -84,7 +85,7 @@ def save(node: Node, paused: Paused, folder: int, progress: Progress) -> Runtime
     devices = RuntimeDevices.of(scan(suspended.pid), suspended.pids, paused.known)
     image_id = suspended.image
     foreign_folder.begin(folder, image_id, suspended.stored_bytes)
-    _copy(node.suspend_store.shelf(suspended.where), image_id, folder, progress)
+    _copy(node.suspend_store.shelf_of(suspended), image_id, folder, progress)
     progress.finish()
     return devices
 
@@ -201,7 +202,7 @@ def adopt(node: Node, pid: int, folder: int, progress: Progress) -> Suspended | 
         stored_bytes=size,
         device_bytes={gpu: size + context_bytes() for gpu, size in needs.items()},
         processes=tuple(sorted(own[each].id for each in gpu)),
-        format=WITH_PIDS,
+        format=node.suspend_store.format_for(where, with_pids=True),
         known={each: process.pid for each, process in own.items()},
     )
     node.suspended.write(suspended)

@@ -10,8 +10,8 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from phosd.engine.criu.program import Criu
-from phosd.engine.system import cgroups, procfs, sockets
+from phosd.engine.criu.run.program import Criu
+from phosd.engine.system import audit, cgroups, procfs, rlimit, sockets
 from phosd.engine.system.procfs import Credentials, ProcessId
 from phosd.errors import Busy, NoSuchProcess, NotAuthorized, Reason, Unsupported
 
@@ -21,7 +21,8 @@ _UNCONFINED = ("", "unconfined")
 @dataclass(frozen=True)
 class Starter:
     """What a process has, and what limits it. ``of_threads`` are the credentials of all threads;
-    ``confinement`` is the label that a security module gives it, as AppArmor does.
+    ``confinement`` is the label that a security module gives it, as AppArmor does; ``loginuid`` its
+    audit identity, None if the kernel has no audit.
     """
 
     id: ProcessId
@@ -35,6 +36,7 @@ class Starter:
     scheduler: int
     nice: int
     oom_score: int
+    loginuid: int | None
 
     @property
     def credentials(self) -> Credentials:
@@ -132,11 +134,12 @@ def _seen(pid: int) -> Starter:
         root=str((procfs.PROC / str(pid) / "root").readlink()),
         confinement=_confinement(pid),
         cgroups=cgroups.memberships(pid),
-        limits=procfs.limits(pid),
+        limits=rlimit.limits(pid),
         cpus=sorted(os.sched_getaffinity(pid)),
         scheduler=os.sched_getscheduler(pid),
         nice=os.getpriority(os.PRIO_PROCESS, pid),
         oom_score=int((procfs.PROC / str(pid) / "oom_score_adj").read_text()),
+        loginuid=audit.loginuid(pid),
     )
 
 

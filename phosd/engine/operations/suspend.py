@@ -5,21 +5,18 @@ process. :mod:`phosd.engine.operations.resume` undoes this.
 """
 
 import logging
-import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from phosd.engine.faults import Point, point
 from phosd.engine.hook_client.gate import DEADLINE, Deadline, close_gates
-from phosd.engine.image.manifest import Block, ChunkRef, Manifest, Tree
+from phosd.engine.image.manifest import Block, ChunkRef, Manifest
 from phosd.engine.image.quota import require_suspendable
 from phosd.engine.image.store import Store
-from phosd.engine.image.usage import pack_bytes
 from phosd.engine.image.writer import ImageWriter
 from phosd.engine.job.progress import Beside, Progress
 from phosd.engine.job.rollback import Undo
@@ -29,26 +26,22 @@ from phosd.engine.memory.parking import detach, own_again, park
 from phosd.engine.memory.reservation import Reservation, require_room
 from phosd.engine.mover.client.mover import Mover
 from phosd.engine.node.gpus import list_gpus
-from phosd.engine.node.machine import describe_gpus, this_host
 from phosd.engine.node.node import Node
-from phosd.engine.node.suspended import FORMAT, WITH_PIDS, Suspended
+from phosd.engine.node.suspended import Suspended
 from phosd.engine.operations.admission import (
     UNLIMITED,
     DiskLimits,
     context_bytes,
     require_host_memory,
 )
-from phosd.engine.operations.manifest_records import (
-    block_records,
-    process_records,
-    saved_records,
-)
+from phosd.engine.operations.manifest_records import block_records
 from phosd.engine.operations.move_checks import claimed, device_needs, may_park
 from phosd.engine.operations.permissions import ROOT
 from phosd.engine.operations.safe_points import SafePointChoices, SafePoints
+from phosd.engine.operations.suspended_records import entry_of, manifest_of
 from phosd.engine.program import driver_checkpoint
-from phosd.engine.program.group import CheckpointGroup, discover_group, explain_death
-from phosd.engine.program.tree import ProcessTree
+from phosd.engine.program.discovery import discover_group
+from phosd.engine.program.group import CheckpointGroup, explain_death
 from phosd.engine.system import procfs
 from phosd.engine.system.host_memory import available_memory
 from phosd.engine.system.slurm_steps import kept_thawed
@@ -98,11 +91,7 @@ def suspend(node: Node, pid: int, options: SuspendOptions, progress: Progress) -
 
     If anything fails before the program is recorded as suspended, it runs on.
     """
-    if options.where not in ("auto", *PLACES):
-        raise InvalidOption(
-            f"device memory cannot be kept in {options.where!r}",
-            hint="give auto, memory or disk",
-        )
+    _require_place(options.where)
     progress.phase("prepare")
     with ExitStack() as job:
         if options.thaw:
@@ -117,14 +106,7 @@ def suspend(node: Node, pid: int, options: SuspendOptions, progress: Progress) -
         require_host_memory(context_bytes() * len(group.gpu_pids) if parks else sum(needs.values()))
         where = place_for(node, options.where, size, context_bytes() * len(group.gpu_pids))
         shelf = node.suspend_store.shelf(where)
-        owner = group.owner
-        quota, before = options.limits.quota(owner), _taken(node, owner)
-        writer = job.enter_context(shelf.begin(owner))
-        writer.reserve(size)
-        if quota is not None:
-            require_suspendable(quota, owner, size, before)
-        job.callback(shelf.spares.drop)
-        shelf.spares.preallocate(size)
+        writer = _begin(node, job, shelf, group.owner, options.limits, size)
         kept = keepers(node, needs, progress)
         progress.check()
         progress.about_to_touch(group.affected)
@@ -148,10 +130,7 @@ def suspend(node: Node, pid: int, options: SuspendOptions, progress: Progress) -
             )
             writer.publish(manifest)
             undo.add(shelf.delete, manifest.id)
-            suspended = _entry(manifest, group, where, needs, by_runtime=options.by_runtime)
-            suspended.require_alive()
-            undo.add(node.suspended.remove, suspended)
-            node.suspended.write(suspended)
+            suspended = suspension.recorded(manifest, where, needs)
             movers = memory.movers()
             if options.by_runtime:
                 detach(group.links, undo)
@@ -212,6 +191,18 @@ class _Suspension:
             self.progress.check()
             driver_checkpoint.checkpoint_all(pids, reservation)
         return reservation
+
+    def recorded(self, manifest: Manifest, where: str, device_bytes: dict[int, int]) -> Suspended:
+        """Write the entry of the suspended program, from which on it counts as suspended. Raises
+        :class:`NoSuchProcess` if it has ended.
+        """
+        by_runtime = self.options.by_runtime
+        form = self.node.suspend_store.format_for(where, with_pids=by_runtime)
+        suspended = entry_of(manifest, self.group, where, device_bytes, form, by_runtime=by_runtime)
+        suspended.require_alive()
+        self.undo.add(self.node.suspended.remove, suspended)
+        self.node.suspended.write(suspended)
+        return suspended
 
     def _reservation(self, movers: Iterable[Mover], limit: float | None) -> Reservation:
         return Reservation(
@@ -295,7 +286,7 @@ def place_for(node: Node, wanted: str, size: int, contexts: int) -> str:
     for where in PLACES if wanted == "auto" else (wanted,):
         try:
             shelf = node.suspend_store.shelf(where)
-        except NotAuthorized as error:  # memory is a folder that any user may create
+        except NotAuthorized as error:  # in memory, where nothing can be mounted
             if where != wanted:
                 _log.warning("nothing is suspended to %s: %s", where, error)
                 continue
@@ -307,6 +298,27 @@ def place_for(node: Node, wanted: str, size: int, contexts: int) -> str:
         f" {'in memory or on the disk' if wanted == 'auto' else f'({wanted})'}",
         hint="free host memory, delete images (`phos rm`), or migrate it instead",
     )
+
+
+def _require_place(where: str) -> None:
+    if where not in ("auto", *PLACES):
+        raise InvalidOption(
+            f"device memory cannot be kept in {where!r}", hint="give auto, memory or disk"
+        )
+
+
+def _begin(
+    node: Node, job: ExitStack, shelf: Store, owner: int, limits: DiskLimits, size: int
+) -> ImageWriter:
+    """Begin the image, with room for ``size`` bytes as far as the owner's quota goes."""
+    quota, before = limits.quota(owner), _taken(node, owner)
+    writer = job.enter_context(shelf.begin(owner))
+    writer.reserve(size)
+    if quota is not None:
+        require_suspendable(quota, owner, size, before)
+    job.callback(shelf.spares.drop)
+    shelf.spares.preallocate(size)
+    return writer
 
 
 def _taken(node: Node, owner: int) -> int:
@@ -337,58 +349,3 @@ def require_what_a_runtime_saves(group: CheckpointGroup) -> None:
             hint="start both in one container",
             reason=Reason.SHARED_MEMORY,
         )
-
-
-def manifest_of(
-    writer: ImageWriter,
-    group: CheckpointGroup,
-    trees: Sequence[ProcessTree],
-    gpus: Iterable[int],
-    blocks: tuple[Block, ...],
-    *,
-    parked: bool,
-    own_ids: bool,
-) -> Manifest:
-    """Return the manifest of device memory alone, with the ids that the processes of the group's
-    ``trees``, as they are when they stand still, have for phosd, or for themselves.
-    """
-    records = saved_records if own_ids else process_records
-    roots = [tree.root.own_pid if own_ids else tree.root.pid for tree in trees]
-    return Manifest(
-        id=writer.id,
-        created=datetime.now(UTC).isoformat(timespec="milliseconds"),
-        mode="suspend" if parked else "driver",
-        owner=writer.owner,
-        host=this_host(None),
-        gpus=describe_gpus(gpus, gpus),
-        trees=tuple(Tree(root, f"tree-{n}", ()) for n, root in enumerate(roots)),
-        processes=records(trees, group, parked=parked),
-        blocks=blocks,
-        stop_seconds=0.0,
-    )
-
-
-def _entry(
-    manifest: Manifest,
-    group: CheckpointGroup,
-    where: str,
-    device_bytes: dict[int, int],
-    *,
-    by_runtime: bool,
-) -> Suspended:
-    root = group.trees[0].root
-    known = {each.own_pid: each.pid for tree in group.trees for each in tree.living}
-    return Suspended(
-        image=manifest.id,
-        pid=root.pid,
-        start_time=root.start_time,
-        owner=manifest.owner,
-        command=root.command,
-        since=time.time(),
-        where=where,
-        stored_bytes=sum(pack_bytes(manifest).values()),
-        device_bytes=device_bytes,
-        processes=tuple(sorted(group.process_ids)),
-        format=WITH_PIDS if by_runtime else FORMAT,
-        known=known if by_runtime else {},
-    )

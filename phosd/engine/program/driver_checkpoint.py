@@ -57,7 +57,7 @@ class State(enum.Enum):
 
 def state(pid: int) -> State | None:
     """Return the driver's state of ``pid``; None if it is no CUDA process, or is ending."""
-    if procfs.stands_still(pid):
+    if standstill.stands_still(pid):
         return None if procfs.process_id(pid) is None else State.UNKNOWN
     bindings = driver()
     status, value = bindings.cuCheckpointProcessGetState(pid)
@@ -144,7 +144,7 @@ def restore_all(pids: Sequence[int], pairs: GpuPairs = ()) -> None:
     """Restore checkpointed processes in parallel, as :func:`restore` does; they are LOCKED then.
     All are tried, as in :func:`resume`.
     """
-    _together(lambda pid: restore(pid, pairs), pids)
+    together(lambda pid: restore(pid, pairs), pids)
 
 
 def resume(pids: Sequence[int], pairs: GpuPairs = ()) -> None:
@@ -157,7 +157,7 @@ def resume(pids: Sequence[int], pairs: GpuPairs = ()) -> None:
         restore(pid, pairs)
         unlock(pid)
 
-    _together(one, pids)
+    together(one, pids)
 
 
 @contextmanager
@@ -171,95 +171,7 @@ def checkpointed(
     """
     with Undo() as undo:
         stop(pids, reservation, undo)
-        yield partial(_move_all, pids, reservation, undo)
-
-
-class Locked:
-    """Processes that the driver has locked, to be checkpointed when their threads are held.
-
-    The driver is not asked for the state of who is held, as far as it is known.
-    """
-
-    def __init__(self, pids: Sequence[int], reservation: Reservation, undo: Undo) -> None:
-        self._pids = pids
-        self._reservation = reservation
-        self._undo = undo
-        self._restoring = Undo()
-        self._known: State | None = None
-        self.restore_threads: dict[int, int] = {}
-        """The thread of each process that does the driver's work."""
-        undo.add(reservation.end)
-        undo.add(_together, self._back_to_running, pids)
-        undo.add(self.restore)
-        self._restoring.add(self._restore_all)
-        self._restoring.add(reservation.claim_back)
-
-    def lock(self) -> None:
-        """Lock them, with a turn on their GPUs."""
-        with self._becoming(State.LOCKED):
-            lock_in_turn(self._pids, self._reservation)
-        self.restore_threads = restore_threads(self._pids)
-
-    def checkpoint(self) -> None:
-        """Checkpoint them, and reserve the memory that becomes free."""
-        with self._becoming(State.CHECKPOINTED):
-            checkpoint_all(self._pids, self._reservation)
-
-    def move(self, to: Sequence[int]) -> None:
-        """Do :func:`move` for all of them or none, as :func:`checkpointed` has it."""
-        with self._becoming(State.LOCKED):
-            _move_all(self._pids, self._reservation, self._restoring, to)
-
-    def restore(self) -> None:
-        """Restore those that are checkpointed, where they were; they are LOCKED then.
-
-        Called again, it does nothing.
-        """
-        with self._restoring:
-            pass
-
-    def bring_back(self) -> None:
-        """Restore those that are checkpointed, and unlock all.
-
-        Called again, it does nothing: they run, and may have been stopped since; then they would
-        not answer.
-        """
-        with self._undo:
-            pass
-
-    def _restore_all(self) -> None:
-        if self._known is State.LOCKED:
-            return
-        one = restore if self._known is State.CHECKPOINTED else _back_to_locked
-        try:
-            with self._becoming(State.LOCKED):
-                _together(one, self._pids)
-        except PhosError as error:  # the next step tries again, and tells what comes of it
-            _log.warning("not all processes are restored yet: %s", error)
-
-    def _back_to_running(self, pid: int) -> None:
-        try:
-            if self._known is State.LOCKED:
-                unlock(pid)
-                return
-        except PhosError as error:
-            _log.warning("process %d is not back yet: %s", pid, error)
-        _back_to_running(pid)
-
-    @contextmanager
-    def _becoming(self, state: State) -> Iterator[None]:
-        self._known = None
-        yield
-        self._known = state
-
-
-@contextmanager
-def locked(pids: Sequence[int], reservation: Reservation) -> Iterator[Locked]:
-    """Lock the processes inside; at the end they are RUNNING again, even after an error."""
-    with Undo() as undo:
-        processes = Locked(pids, reservation, undo)
-        processes.lock()
-        yield processes
+        yield partial(move_all, pids, reservation, undo)
 
 
 def stop(pids: Sequence[int], reservation: Reservation, undo: Undo) -> None:
@@ -288,7 +200,10 @@ def _uuid(ordinal: int) -> str:
     return gpu_uuid(bytes(call("cuDeviceGetUuid", call("cuDeviceGet", ordinal)).bytes))
 
 
-def _move_all(pids: Sequence[int], reservation: Reservation, undo: Undo, to: Sequence[int]) -> None:
+def move_all(pids: Sequence[int], reservation: Reservation, undo: Undo, to: Sequence[int]) -> None:
+    """Do :func:`move` for all processes or none: if one cannot, the others are checkpointed again,
+    and ``undo`` restores them where they were.
+    """
     try:
         move(pids, to)
     except PhosError as error:
@@ -341,7 +256,7 @@ def lock_in_turn(pids: Sequence[int], reservation: Reservation) -> None:
 def checkpoint_all(pids: Sequence[int], reservation: Reservation) -> None:
     """Checkpoint locked processes, and reserve the memory that becomes free."""
     if reservation.fits(len(pids)):
-        _together(checkpoint, pids)
+        together(checkpoint, pids)
     else:  # each that has left has given its context's memory back
         for pid in pids:
             checkpoint(pid)
@@ -379,19 +294,19 @@ def _bring_back(pids: Sequence[int], reservation: Reservation) -> None:
 
 def require_running(pids: Collection[int]) -> None:
     """Unlock locked processes. Raises :class:`Internal` unless all are RUNNING then."""
-    _together(_back_to_running, list(pids))
+    together(bring_to_running, list(pids))
 
 
 def back_to_locked(pids: Collection[int]) -> dict[int, PhosError | None]:
     """Restore checkpointed processes, as :func:`back_to_running`, and leave them LOCKED."""
-    return _back(pids, _back_to_locked)
+    return _back(pids, bring_to_locked)
 
 
 def back_to_running(pids: Collection[int]) -> dict[int, PhosError | None]:
     """Bring processes back to RUNNING, in parallel. Returns an error for each that is not within
     :data:`BACK_SECONDS`, or that has not told its state yet.
     """
-    return _back(pids, _back_to_running)
+    return _back(pids, bring_to_running)
 
 
 def _back(pids: Collection[int], step: Callable[[int], None]) -> dict[int, PhosError | None]:
@@ -414,13 +329,13 @@ def _back(pids: Collection[int], step: Callable[[int], None]) -> dict[int, PhosE
     return {**done, **late}
 
 
-def _back_to_locked(pid: int) -> None:
+def bring_to_locked(pid: int) -> None:
     """Restore a process if it is checkpointed."""
     if _clear_state(pid) is State.CHECKPOINTED:
         restore(pid)
 
 
-def _back_to_running(pid: int) -> None:
+def bring_to_running(pid: int) -> None:
     """Bring a process back to RUNNING, whichever state it is in."""
     now = _clear_state(pid)
     if now is State.CHECKPOINTED:
@@ -450,7 +365,7 @@ def _clear_state(pid: int) -> State:
     return now
 
 
-def _together(action: Callable[[int], None], pids: Sequence[int]) -> None:
+def together(action: Callable[[int], None], pids: Sequence[int]) -> None:
     """Run ``action(pid)`` for all in parallel; raise the first error when all have ended."""
     if not pids:
         return

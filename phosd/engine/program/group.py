@@ -1,34 +1,30 @@
-"""Discover the process trees that an operation must treat together, and connect to their hooks.
+"""Keep the process trees that an operation must treat together, with connections to their hooks.
 
 Processes that share device memory are one group (hazard 5). A tree is saved from its root, so a
 group is a set of whole trees.
 """
 
 import contextlib
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from phosd.engine.hook_client.link import Hello, HookLink, HookState
-from phosd.engine.hook_client.places import listening
-from phosd.engine.hook_client.wire import MAX_EXPORTED
+from phosd.engine.hook_client.listeners import Listeners
 from phosd.engine.job.affected import AffectedProcess, AffectedSet
 from phosd.engine.memory.exported import SHARED, ExportedBlock, distinct
 from phosd.engine.program import driver_checkpoint, process
 from phosd.engine.program.stopped import StoppedProcesses
-from phosd.engine.program.tree import ProcessTree, TreeProcess, scan
+from phosd.engine.program.tree import ProcessTree, TreeProcess
 from phosd.engine.system import procfs, standstill
 from phosd.engine.system.kcmp import same_file
-from phosd.engine.system.looking import LOOKERS, owner
+from phosd.engine.system.looking import LOOKERS
 from phosd.engine.system.procfs import ProcessId
 from phosd.errors import Busy, NoSuchProcess, PhosError, Reason, Timeout, Unsupported
 
 _ROOT = 0
-_PATIENCE = 3.0
+PATIENCE = 3.0
 """Seconds to wait for the hook of a process that may not be in the group."""
-_MOST_BORROWED = 1 << 14
-"""Most blocks that such a process may hand out."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +48,9 @@ class CheckpointGroup:
     check: Callable[[ProcessTree], object]
     trees: list[ProcessTree] = field(default_factory=list)
     members: list[Member] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._listeners = Listeners(self.runtime_dir)
 
     @property
     def links(self) -> list[HookLink]:
@@ -189,7 +188,7 @@ class CheckpointGroup:
     def other_hooks(self) -> Iterator[int]:
         """Return the processes outside of the group for which a hook seems to listen."""
         known = set(self.pids)
-        return (pid for pid in listening(self.runtime_dir) if pid not in known)
+        return (pid for pid in self._listeners.pids() if pid not in known)
 
     def add_tree(self, tree: ProcessTree) -> None:
         """Add a tree, and connect to the hooks in it. Raises if the tree cannot be saved."""
@@ -248,7 +247,7 @@ class CheckpointGroup:
         """Wake a hook that does not listen; a phosd that was killed may have left it detached."""
         link = HookLink(pid, self.runtime_dir)
         try:
-            link.reattach(_PATIENCE)
+            link.reattach(PATIENCE)
         except Timeout as error:
             raise Unsupported(
                 f"the hook in process {pid} does not answer, and may have parked its memory"
@@ -263,27 +262,6 @@ class CheckpointGroup:
         """Close the connections."""
         for link in self.links:
             link.close()
-
-
-@contextlib.contextmanager
-def discover_group(
-    pid: int, runtime_dir: Path, check: Callable[[ProcessTree], object]
-) -> Iterator[CheckpointGroup]:
-    """Find the group of the process tree with root ``pid``, and connect to its hooks.
-
-    ``check`` raises if a tree cannot be saved, before its processes are queried. Raises
-    :class:`NoSuchProcess` if there is no such process, or no GPU process in its tree.
-    """
-    group = CheckpointGroup(runtime_dir, check)
-    with contextlib.closing(group):
-        group.add_tree(scan(pid))
-        if not group.members:
-            raise NoSuchProcess(
-                f"neither process {pid} nor a child of it is a GPU process",
-                hint="`phos ps` lists the GPU processes",
-            )
-        _add_sharers(group)
-        yield group
 
 
 @contextlib.contextmanager
@@ -316,81 +294,6 @@ def _add_the_dead(error: Busy, group: CheckpointGroup) -> None:
     """
     for pid in [p.pid for tree in group.trees for p in tree if not p.alive]:
         error.add_note(f"process {pid} has ended, and the others may wait for it")
-
-
-def _add_sharers(group: CheckpointGroup) -> None:
-    """Add the trees of hooked processes that share device memory with the group, transitively."""
-    with contextlib.ExitStack() as borrowed:
-        ours = [fd for link in group.links for fd in _shared(link, borrowed)]
-        others = _other_sharers(group, borrowed) if ours else {}
-        while joined := [
-            pid
-            for pid, theirs in others.items()
-            if any(same_file(a, b) for a in ours for b in theirs)
-        ]:
-            for pid in joined:
-                _join(group, pid)
-            for pid in others.keys() & set(group.pids):
-                ours += others.pop(pid)
-
-
-def _join(group: CheckpointGroup, pid: int) -> None:
-    if pid in group.pids:
-        return
-    tree = scan(pid)
-    if below := set(tree.pids) & set(group.pids):
-        raise Unsupported(
-            f"process {pid} shares device memory with process {min(below)}, which is below it",
-            hint=f"checkpoint process {pid}, which saves both",
-            reason=Reason.SHARED_MEMORY,
-        )
-    group.add_tree(tree)
-
-
-def _other_sharers(group: CheckpointGroup, borrowed: contextlib.ExitStack) -> dict[int, list[int]]:
-    """Return descriptors of the shared memory of every other hooked process, by pid."""
-    users = {p.uid for tree in group.trees for p in tree.living}
-    found = {}
-    # Who is suspended by the driver alone shares no memory, and its hook may be stopped.
-    asleep = {each.pid for each in StoppedProcesses(group.runtime_dir).living()}
-    hooks = [pid for pid in group.other_hooks() if pid not in asleep]
-    seen = dict(LOOKERS.each(hooks, process.uses_cuda))
-    for pid in hooks:
-        if pid not in seen and owner(pid) in users:
-            raise Busy(
-                f"process {pid}, which may share device memory with it, cannot be looked at",
-                hint="see what it, or the file system that it uses, waits for",
-            )
-        if not seen.get(pid):
-            continue
-        try:
-            with HookLink(pid, group.runtime_dir, _PATIENCE) as other:
-                found[pid] = _shared(other, borrowed, _MOST_BORROWED)
-        except NoSuchProcess:
-            continue  # ended, or without a hook
-        except Busy:
-            continue  # parked, and so are all that it shares with: none of them is ours
-        except PhosError:
-            # A program of another user must not be able to block the job with invalid answers.
-            if procfs.status(pid).uids[0] in users:
-                raise
-    return {pid: descriptors for pid, descriptors in found.items() if descriptors}
-
-
-def _shared(link: HookLink, borrowed: contextlib.ExitStack, most: int = MAX_EXPORTED) -> list[int]:
-    """Return descriptors of the memory that the process exported or imported."""
-    ids = [b.id for b in link.list_blocks() if b.flags & SHARED]
-    found = []
-    if ids:
-        for block, descriptor in link.export_blocks(ids[0] - 1, most):
-            if descriptor is None:
-                continue
-            if block.flags & SHARED:
-                borrowed.callback(os.close, descriptor)
-                found.append(descriptor)
-            else:
-                os.close(descriptor)
-    return found
 
 
 def _may_use_gpu(pid: int) -> bool:

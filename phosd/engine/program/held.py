@@ -144,13 +144,15 @@ class Hold(threading.Thread):
         return set()
 
     def _stop_all(self, pid: int, threads: Collection[int], until: float) -> None:
-        seized = set()
-        for thread in threads:
-            with contextlib.suppress(ProcessLookupError), _told(pid, thread):
-                ptrace.seize(thread)
-                seized.add(thread)
-                ptrace.interrupt(thread)
-        self._await_stops(seized, until)
+        seized: set[int] = set()
+        try:
+            for thread in threads:
+                with contextlib.suppress(ProcessLookupError), _told(pid, thread):
+                    ptrace.seize(thread)
+                    seized.add(thread)
+                    ptrace.interrupt(thread)
+        finally:
+            self._await_stops(seized, until)  # one is let go of when it has stopped
         if seized:
             raise Timeout(
                 f"threads of process {pid} do not stop: {sorted(seized)}",

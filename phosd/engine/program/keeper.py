@@ -9,11 +9,10 @@ it. Signals that it has no handler for do not reach it: it ends by SIGKILL alone
 As a script, this file starts a program for ``phos run``, which has told phosd the name of a socket.
 The keeper connects to it, with its user's rights, and is told the command, the environment and the
 paths of the output: what was opened outside could not be saved inside. A restore has its own script
-(:mod:`phosd.engine.criu.restore_shim`).
+(:mod:`phosd.engine.criu.restore.restore_shim`).
 """
 
 import contextlib
-import ctypes
 import errno
 import fcntl
 import json
@@ -31,11 +30,14 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NoReturn
 
+from phosd import unix_sockets
+from phosd.engine.program.own_proc import MS_BIND, MS_REC, MS_SLAVE, check, libc, mount, mount_proc
 from phosd.engine.system.privileges import (
     become,
     die_with_parent,
     drop_from_bounding_set,
     open_for_appending,
+    take_loginuid,
 )
 
 _NEW_PID, _NEW_MOUNTS = 0x20000000, 0x00020000
@@ -43,12 +45,7 @@ _NEW_NETWORK, _NEW_IPC = 0x40000000, 0x08000000
 _SET_FLAGS, _UP = 0x8914, 0x41
 """``SIOCSIFFLAGS``, and the flags of an interface that is up and runs (``linux/if.h``)."""
 _ANY_ADDRESS = ("ipv4", "ipv6")
-_MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_BIND, _MS_REC, _MS_SLAVE = 2, 4, 8, 4096, 16384, 1 << 19
-_MNT_DETACH = 2
-_PROC_OPTIONS = ("hidepid=", "gid=", "subset=")
-"""What the other /proc has, too."""
 _LENGTH = struct.Struct("!I")
-_PEER = struct.Struct("3i")
 _MOST_BYTES = 8 << 20
 """execve(2) takes less."""
 _PATIENCE = 30.0
@@ -56,8 +53,6 @@ _ROOM = 1000
 """Ids that CRIU needs at a restore, at the most."""
 _CHUNK = 1 << 16
 _MOST_LEFT = 1000
-
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Making:
@@ -72,7 +67,7 @@ class Making:
         self._tied, self._tie = os.pipe()
         self._apart = bool(orders.get("apart"))
         kinds = _NEW_PID | _NEW_MOUNTS | (_NEW_NETWORK | _NEW_IPC if self._apart else 0)
-        _check(_libc.unshare(kinds), "make a pid namespace")
+        check(libc.unshare(kinds), "make a pid namespace")
 
     def tell(self, keeper: int) -> None:
         """Tell phosd the pid of the keeper, a child, when that is sure to end with this process."""
@@ -94,7 +89,7 @@ class Making:
         if not told:
             sys.exit(1)  # phosd has ended
         outside = int(told)
-        _mount("", "/", "", _MS_REC | _MS_SLAVE)
+        mount("", "/", "", MS_REC | MS_SLAVE)
         if self._apart:  # nothing of the program ever runs here
             self._ids = mount_proc(self._orders["hooks"])
             open_network()
@@ -106,7 +101,7 @@ class Making:
         self._ids = mount_proc(self._orders["hooks"])
         if self._orders.get("comm"):
             Path("/proc/self/comm").write_text(self._orders["comm"])
-        _mount(str(own), self._orders["hooks"], "", _MS_BIND)
+        mount(str(own), self._orders["hooks"], "", MS_BIND)
         taken: list[int] = self._orders["ids"]
         # Ids of different namespaces are seldom the same, which is not needed, but good to read.
         self._begin_ids_after(_clear_of(taken) if taken else outside)
@@ -144,45 +139,6 @@ def _make_anew(folder: Path) -> None:
         with contextlib.suppress(OSError):
             left.rmdir()
     folder.mkdir(mode=0o755)
-
-
-def mount_proc(aside: str) -> int:
-    """Mount a /proc of this pid namespace, with the options of the other one, and with what is
-    mounted on that: a container hides parts of it so, and shows its own figures instead of the
-    machine's. ``aside`` is a folder on which the other one is mounted meanwhile.
-
-    Returns a descriptor of ``ns_last_pid``, which a container may forbid to write to.
-    """
-    options: list[str] = []
-    covers: list[str] = []
-    automatic: set[str] = set()
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
-        before, _, after = line.partition(" - ")
-        place = before.split()[4]
-        kind, _, found = after.split(" ", 2)
-        if place == "/proc":  # the last one is the one that is seen
-            options = [each for each in found.split(",") if each.startswith(_PROC_OPTIONS)]
-            covers, automatic = [], set()
-        elif place.startswith("/proc/"):
-            # To go there would mount it (binfmt_misc, by systemd).
-            (automatic.add if kind == "autofs" else covers.append)(place)
-    if covers:
-        _mount("/proc", aside, "", _MS_BIND | _MS_REC)
-    _mount("proc", "/proc", "proc", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC, ",".join(options))
-    ids = os.open("/proc/sys/kernel/ns_last_pid", os.O_WRONLY)
-    for place in covers:
-        if place not in automatic and Path(place).exists():  # of a process it does not
-            _mount(f"{aside}{place.removeprefix('/proc')}", place, "", _MS_BIND)
-    if covers:
-        _check(_libc.umount2(aside.encode(), _MNT_DETACH), f"unmount {aside}")
-    return ids
-
-
-def _mount(source: str, target: str, kind: str, flags: int, options: str = "") -> None:
-    done = _libc.mount(
-        source.encode(), target.encode(), kind.encode(), ctypes.c_ulong(flags), options.encode()
-    )
-    _check(done, f"mount {kind or source or 'nothing'} on {target}")
 
 
 def _clear_of(taken: Collection[int]) -> int:
@@ -291,6 +247,8 @@ def main() -> None:
     if orders["end"]:
         end = open_for_appending(orders["end"], uid=uid, gid=gid, groups=groups)
     _limit(orders["caller"])
+    if orders["caller"]["loginuid"] is not None:
+        take_loginuid(orders["caller"]["loginuid"])
     become(uid, gid, groups)
     die_with_parent(0)
     os.chdir("/")
@@ -323,28 +281,40 @@ def _start(name: str) -> int:
     The child sends its credentials, which have its pid as ``phos run`` sees it; then, if the
     command cannot be executed, why. When it is executed, the socket is closed.
     """
-    with socket.socket(socket.AF_UNIX) as asking:
-        # Anybody may connect, and fill the queue. A timeout of Python's would not wait for a place.
-        seconds = struct.pack("ll", int(_PATIENCE), 0)
-        asking.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, seconds)
-        asking.connect(f"\0{name}")
-        asking.settimeout(_PATIENCE)
-        _, user, _ = _PEER.unpack(
-            asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
-        )
-        if user not in (0, os.getuid()):
-            raise PermissionError(errno.EPERM, "another user answers", name)
+    asking = _connected(name)
+    try:
         order = _receive(asking)
+    except BaseException:
+        unix_sockets.close(asking)
+        raise
+    with asking:
         pid = os.fork()
         if pid == 0:
             _execute(asking, order)
         return pid
 
 
+def _connected(name: str) -> socket.socket:
+    asking = unix_sockets.unix_socket()
+    try:
+        # Anybody may connect, and fill the queue. A timeout of Python's would not wait for a place.
+        seconds = struct.pack("ll", int(_PATIENCE), 0)
+        asking.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, seconds)
+        asking.connect(f"\0{name}")
+        asking.settimeout(_PATIENCE)
+        _, user = unix_sockets.peer_of(asking)
+        if user not in (0, os.getuid()):
+            raise PermissionError(errno.EPERM, "another user answers", name)
+    except BaseException:
+        unix_sockets.close(asking)
+        raise
+    return asking
+
+
 def _receive(asking: socket.socket) -> dict[str, Any]:
     data = b""
     while len(data) < _LENGTH.size or len(data) < _LENGTH.size + _LENGTH.unpack_from(data)[0]:
-        more = asking.recv(_CHUNK)
+        more = unix_sockets.receive(asking, _CHUNK)
         if not more or len(data) > _MOST_BYTES:
             raise OSError(0, "phos run has ended, or sent too much")
         data += more
@@ -376,12 +346,6 @@ def _execute(asking: socket.socket, order: Mapping[str, Any]) -> NoReturn:
         asking.send(b"%d" % (error.errno or errno.ENOEXEC))
     finally:
         os._exit(127)
-
-
-def _check(result: int, what: str) -> None:
-    if result != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, f"cannot {what}: {os.strerror(number)}")
 
 
 if __name__ == "__main__":

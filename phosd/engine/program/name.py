@@ -6,7 +6,7 @@ from phosd.engine.image.name import valid_name
 from phosd.engine.system import procfs
 
 VARIABLE = "PHOS_NAME"
-"""Of the environment with which the program's first process began."""
+"""A variable in the environment with which the program's first process began."""
 CLONES_KEEPER = "phos-clone"
 """What the first process of a clone's pid namespace calls itself, for everybody to see."""
 

@@ -50,7 +50,7 @@ class NamespaceMaker:
         self._told, self._tell = os.pipe()
         self._wait, self._go = os.pipe()
         self.name = secrets.token_hex(8)
-        """Of its record, and of what works there."""
+        """The name of its record, and of what works there."""
         self.namespace: PidNamespace | None = None
 
     @property
@@ -136,7 +136,8 @@ def end(namespace: PidNamespace) -> None:
         stack.callback(os.close, held)
         if not namespace.lives:
             return
-        signal.pidfd_send_signal(held, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # it ends with the last process in it
+            signal.pidfd_send_signal(held, signal.SIGKILL)
         poller = select.poll()
         poller.register(held, select.POLLIN)
         poller.poll(_ENDING_MS)

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from phosd.engine.hook_client.link import Hello, HookBlock, HookLink, HookState
+from phosd.engine.hook_client.places import hook_socket
 from phosd.engine.program import driver_checkpoint
 from phosd.engine.program.name import name_of
 from phosd.engine.program.stopped import StoppedProcesses
@@ -244,6 +245,20 @@ def _unheard(pid: int, runtime_dir: Path) -> str:
     )
 
 
+def _place_for(pid: int, runtime_dir: Path) -> str:
+    """Have a folder in which the hook of a process can listen: its user may have none yet. Returns
+    what is to be said of that; nothing if there was one.
+    """
+    try:
+        with hook_socket(runtime_dir, pid) as before, hook_socket(runtime_dir, pid, make=True):
+            had = before.folder is not None
+    except (OSError, PhosError) as error:  # a container, or somebody in it, may not let us
+        return f"the hook of process {pid} has no folder to listen in ({error})"
+    if had:
+        return ""
+    return f"the hook of process {pid} has only now a folder to listen in; look again in a second"
+
+
 def describe(
     pid: int, runtime_dir: Path, *, ask_hook: bool = True, before: GpuProcess | None = None
 ) -> GpuProcess | None:
@@ -275,7 +290,8 @@ def describe(
         except (NoSuchProcess, Internal) as error:
             reason = str(error)
             if isinstance(error, NoSuchProcess) and has_hook(pid):
-                hook_state, reason = "unsupported", _unheard(pid, runtime_dir)
+                said = _place_for(pid, runtime_dir)
+                hook_state, reason = "unsupported", said or _unheard(pid, runtime_dir)
         except PhosError as error:
             if isinstance(error, Timeout) and before is not None:
                 return replace(before, reason=str(error))

@@ -30,6 +30,8 @@ class TreeProcess:
     gids: tuple[int, ...]
     groups: tuple[int, ...]
     capabilities: int
+    inheritable: int
+    bounding: int
     seccomp: int
     tracer: int
     threads: tuple[int, ...]
@@ -156,6 +158,11 @@ class ProcessTree:
                 return f"{procfs.describe(process.pid)} has other groups than its root"
             if root.uid != 0 and process.capabilities:
                 return f"{procfs.describe(process.pid)} has capabilities"
+            # It takes CAP_SETPCAP to give these back, which no user's CRIU may have.
+            if root.uid != 0 and process.inheritable:
+                return f"{procfs.describe(process.pid)} has inheritable capabilities"
+            if root.uid != 0 and process.bounding != root.bounding:
+                return f"{procfs.describe(process.pid)} has another bounding set than its root"
             if root.uid != 0 and process.seccomp:
                 # CRIU's code in a program runs with its filters suspended, which only root may do.
                 return f"{procfs.describe(process.pid)} is under seccomp filters"
@@ -227,6 +234,8 @@ def _read(pid: int) -> TreeProcess:
         gids=status.gids,
         groups=status.groups,
         capabilities=status.capabilities,
+        inheritable=status.inheritable,
+        bounding=status.bounding,
         seccomp=status.seccomp,
         tracer=status.tracer,
         threads=threads,

@@ -1,4 +1,4 @@
-"""Say in the log what a recovery waits for: it ends before phosd serves anybody."""
+"""Log what recovery is waiting for; phosd serves nobody until it is done."""
 
 import contextlib
 import logging

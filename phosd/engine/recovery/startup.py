@@ -5,10 +5,10 @@ import logging
 from collections.abc import Collection, Mapping
 from functools import partial
 
-from phosd.engine.criu import owned_processes
-from phosd.engine.criu import restore as criu_restore
-from phosd.engine.criu.private_copy import remove_left
-from phosd.engine.criu.saved_tree import restoring_user
+from phosd.engine.criu.restore.private_copy import remove_left
+from phosd.engine.criu.restore.saved_tree import restoring_user
+from phosd.engine.criu.run import owned_processes
+from phosd.engine.criu.run.folders import close_to_others
 from phosd.engine.hook_client import places
 from phosd.engine.hook_client.link import HookState, reach
 from phosd.engine.image.manifest import Manifest
@@ -17,8 +17,10 @@ from phosd.engine.job.affected import InterruptedJob
 from phosd.engine.node.node import Node
 from phosd.engine.node.suspended import Suspended
 from phosd.engine.program import driver_checkpoint, namespace_maker
+from phosd.engine.recovery.account import Account
+from phosd.engine.recovery.guarded import left_parked, let_rest
 from phosd.engine.recovery.overdue import overdue
-from phosd.engine.recovery.rescue import Account, free, left_parked, let_rest
+from phosd.engine.recovery.rescue import free
 from phosd.engine.system import pid_namespaces
 from phosd.engine.system.procfs import ProcessId
 from phosd.errors import Busy, PhosError
@@ -135,7 +137,7 @@ def _settle_restore(node: Node, manifest: Manifest, since: int) -> str:
     finally:
         folder = node.store.image_folder(manifest.id)
         for tree in manifest.trees:
-            criu_restore.close_to_others(folder / tree.folder)
+            close_to_others(folder / tree.folder)
         remove_left(folder, {tree.folder for tree in manifest.trees})
 
 

@@ -9,15 +9,15 @@ import itertools
 import json
 import os
 import re
-import stat
+import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from phosd.engine.system import cgroups, procfs
-from phosd.engine.system.in_root import place_in_root
+from phosd.engine.system import cgroups, mounts, procfs
+from phosd.engine.system.places_apart import place_in_root
 
 _ID = "[0-9a-f]{64}"
 _OF_RUNTIMES = (
@@ -132,25 +132,78 @@ def own_memory(pid: int, folder: str) -> Iterator[int | None]:
     """Open a file system in memory that is mounted at ``folder`` as a process in a container sees
     it, and is no other's; None if there is none there, or the process has ended.
     """
-    device = _device_of_memory(pid, folder) if is_apart(pid) else None
-    with opened(pid, folder) if device is not None else nullcontext() as found:
-        status = None if found is None else os.fstat(found)
-        ours = status and status.st_dev == device and stat.S_ISDIR(status.st_mode)
-        yield found if ours else None
+    found = _MEMORIES.get(pid, folder) if is_apart(pid) else None
+    try:
+        yield found
+    finally:
+        if found is not None:
+            os.close(found)
+
+
+def known_memory(mount: int) -> int | None:
+    """Return a descriptor of the caller's for what :func:`own_memory` opened, by the id of its
+    mount; None if no process is known any more that sees it.
+    """
+    return _MEMORIES.known(mount)
+
+
+class _Memories:
+    """Those that were opened, by their mounts' ids, which no other mounts get as long as these are
+    open, each with a process that sees it: it is closed when that has ended.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._known: dict[int, tuple[procfs.ProcessId, int]] = {}
+
+    def get(self, pid: int, folder: str) -> int | None:
+        """Return a descriptor of the caller's, None if there is none there."""
+        wanted = _mount_of_memory(pid, folder)
+        if wanted is None:
+            return None
+        with self._lock:
+            self._forget_the_dead()
+            if wanted in self._known:
+                return os.dup(self._known[wanted][1])
+        with opened(pid, folder) as found:
+            # Only now nobody else can get the number of the mount.
+            if found is None or mounts.mount_of(found) != _mount_of_memory(pid, folder):
+                return None
+            witness = procfs.process_id(pid)
+            with self._lock:
+                if witness is not None and mounts.mount_of(found) not in self._known:
+                    self._known[mounts.mount_of(found)] = witness, os.dup(found)
+            return os.dup(found)
+
+    def known(self, mount: int) -> int | None:
+        with self._lock:
+            known = self._known.get(mount)
+            return None if known is None else os.dup(known[1])
+
+    def _forget_the_dead(self) -> None:
+        for mount, (witness, memory) in [*self._known.items()]:
+            if procfs.process_id(witness.pid) != witness:
+                del self._known[mount]
+                os.close(memory)
+
+
+_MEMORIES = _Memories()
 
 
 @contextmanager
 def opened(pid: int, path: str) -> Iterator[int | None]:
-    """Open what a process sees at a path, as ``O_PATH``; None if there is nothing, or it has ended.
+    """Open what a process sees at a path, as ``O_PATH``; None if there is nothing, it has ended, or
+    whoever serves a file system on the way does not answer.
 
-    No link is followed: the container may have made it, and it may lead anywhere.
+    No link is followed: the container may have made it, and it may lead anywhere. What is opened
+    may be on a file system that is not to be asked for anything (:mod:`.file_status`).
     """
     flags = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
     found = None
-    with suppress(OSError):  # it has ended, or its container has something else on the way there
+    with suppress(OSError):  # it has ended
         root = os.open(procfs.PROC / str(pid) / "root", flags)
         try:
-            found = place_in_root(root, path)
+            found = place_in_root(root, path, procfs.namespace(pid, "mnt"))
         finally:
             os.close(root)
     try:
@@ -160,12 +213,12 @@ def opened(pid: int, path: str) -> Iterator[int | None]:
             os.close(found)
 
 
-def _device_of_memory(pid: int, folder: str) -> int | None:
-    """Return the device of the whole tmpfs that is mounted there last."""
-    device = None
+def _mount_of_memory(pid: int, folder: str) -> int | None:
+    """Return the id of the mount of a whole tmpfs that is the last one mounted there."""
+    found = None
     with suppress(FileNotFoundError, ProcessLookupError):
-        for mount in procfs.mounts(pid):
+        for mount in mounts.mounts(pid):
             if mount.place == folder:
                 whole = mount.root == "/" and mount.kind == "tmpfs"
-                device = mount.device if whole else None
-    return device
+                found = mount.id if whole else None
+    return found

@@ -1,10 +1,10 @@
 """Which GPUs a process in a container can open: those whose devices its runtime has made there."""
 
-import os
 import stat
 from pathlib import Path
 
 from phosd.engine.system import containers
+from phosd.engine.system.file_status import known_status
 from phosd.engine.system.procfs import lines
 
 _GPUS = Path("/proc/driver/nvidia/gpus")
@@ -34,5 +34,5 @@ def sees(pid: int, uuid: str) -> bool:
     except FileNotFoundError:  # there is nothing to compare with
         return True
     with containers.opened(pid, path) as found:
-        status = None if found is None else os.fstat(found)
+        status = None if found is None else known_status(Path(f"/proc/self/fd/{found}"))
     return status is not None and stat.S_ISCHR(status.st_mode) and status.st_rdev == here

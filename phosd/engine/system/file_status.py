@@ -1,8 +1,8 @@
 """Read the status of files without asking the server of their file system.
 
-``stat`` on a network or FUSE file system waits for its server. Who waits so for a server that is
-lost cannot be killed, and keeps what it holds. What this machine knows of an open or mapped file
-is enough: in a dump CRIU has asked for it just before.
+``stat`` on a network or FUSE file system waits for its server. A process that waits for a server
+that is lost cannot be killed, and keeps what it holds. What this machine knows of an open or mapped
+file is enough: in a dump CRIU has asked for it just before.
 """
 
 import ctypes

@@ -31,7 +31,7 @@ MARK = "image"
 """The file that tells which image was installed, in the image and on the host."""
 PROGRAM = HOME / "bin/phosd"
 CGROUP = "phosd"
-"""Of phosd, its movers and CRIU, at the top of each hierarchy."""
+"""The cgroup of phosd, its movers and CRIU, at the top of each hierarchy."""
 SHARE = Path("/usr/share")
 _SETTINGS = ("dbus-1/system.d/org.phos.conf", "polkit-1/actions/org.phos.policy")
 """What the host's bus and polkit must know. dbus-daemon reads its folder again by itself."""
@@ -43,7 +43,7 @@ _LOCK = Path("/run/phos/image.lock")
 _HOOKS = Path("/run/phos/hook")
 _NO_PRIVILEGES = 2 | 4 | 8
 """No set-user-id, no devices, no programs (``sys/mount.h``)."""
-_SMALL = b"mode=1777,size=4m,nr_inodes=16k"
+_SMALL = b"mode=755,size=4m,nr_inodes=16k"
 _OPTIONS = "start the container as docs/operate/image.md says"
 _KINDS = ("mnt", "net", "ipc", "uts", "cgroup")
 _INITIAL = ["0", "0", "4294967295"]
@@ -251,8 +251,8 @@ def _remove(path: Path) -> None:
 
 
 def mount_hooks() -> None:
-    """Mount what ``run-phos-hook.mount`` mounts: every user may write there, and must not fill
-    ``/run``. Sockets that are there already stay visible. Raises :class:`Unsupported`.
+    """Mount what ``run-phos-hook.mount`` mounts: every user may write to a folder there, and must
+    not fill ``/run``. Sockets that are there already stay visible. Raises :class:`Unsupported`.
     """
     _HOOKS.mkdir(parents=True, exist_ok=True)
     if os.path.ismount(_HOOKS) or any(_HOOKS.iterdir()):

@@ -1,5 +1,12 @@
 """Open a file as a process in another root sees it, whatever links it has put on the way.
 
+    in_root.py ROOT PATH
+
+The file systems on the way may be a user's (FUSE, also below an overlay), whose server never
+answers: who waits for it cannot be killed. So phosd runs this file, which imports nothing of phosd,
+as a process that can be left behind (:mod:`~phosd.engine.system.places_apart`). Its standard input
+is the socket that the opened file is sent to.
+
 This is what openat2(2) does with ``RESOLVE_IN_ROOT``, but that systemd refuses it to a service with
 ``RestrictSUIDSGID=``, as phosd is: its filter cannot look at what openat2 is given. Links of
 ``/proc`` are taken for what they say: they lead nowhere but to a path in this root.
@@ -7,7 +14,9 @@ This is what openat2(2) does with ``RESOLVE_IN_ROOT``, but that systemd refuses 
 
 import errno
 import os
+import socket
 import stat
+import sys
 from contextlib import ExitStack
 
 _MOST_LINKS = 40
@@ -47,3 +56,16 @@ def place_in_root(root: int, path: str, *, links: bool = False) -> int:
             if target.startswith("/"):
                 here = [root]
         return os.dup(here[-1])
+
+
+def main() -> None:
+    try:
+        found = place_in_root(int(sys.argv[1]), sys.argv[2])
+    except OSError as error:
+        sys.exit(error.strerror)
+    with socket.socket(fileno=0) as told:
+        socket.send_fds(told, [b"f"], [found])
+
+
+if __name__ == "__main__":
+    main()

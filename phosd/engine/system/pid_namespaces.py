@@ -122,8 +122,15 @@ def members(names: Iterable[str]) -> dict[str, dict[int, int]]:
         with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):
             ids = found.get(procfs.namespace(pid, "pid"))
             if ids is not None:
-                ids |= {procfs.own_id(thread): thread for thread in procfs.threads(pid)}
+                _add_own_ids(pid, ids)
     return found
+
+
+def _add_own_ids(pid: int, ids: dict[int, int]) -> None:
+    """Add the threads of a process, without those that end meanwhile."""
+    for thread in procfs.threads(pid):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            ids[procfs.own_id(thread)] = thread
 
 
 def sweep(runtime_dir: Path) -> None:

@@ -24,51 +24,78 @@ class Capability(IntEnum):
     No others: the user can get hold of CRIU's memory at any moment.
     """
 
-    SETPCAP = 8
     SYS_PTRACE = 19
     CHECKPOINT_RESTORE = 40
 
 
+LOGINUID = "/proc/self/loginuid"
+NO_LOGINUID = 0xFFFFFFFF
+"""What the kernel says of a process that no login has begun."""
 EXECUTE = 0o001
 """A permission bit, as a file's mode has it for others."""
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_KEEPCAPS = 8
+_PR_CAPBSET_READ = 23
 _PR_CAPBSET_DROP = 24
 _PR_CAP_AMBIENT = 47
 _PR_CAP_AMBIENT_RAISE = 2
 _PID_AND_MOUNTS = 0x20000000 | 0x00020000
 _CAPABILITY_VERSION_3 = 0x20080522
+_CAPABILITY_WORDS = struct.Struct("6I")
+"""The low words of the effective, permitted and inheritable set, and then the high ones."""
 _KEYCTL, _JOIN_SESSION_KEYRING = 250, 1  # x86-64
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def become(
-    uid: int, gid: int, groups: Iterable[int], capabilities: Iterable[Capability] = ()
+    uid: int,
+    gid: int,
+    groups: Iterable[int],
+    capabilities: Iterable[Capability] = (),
+    bounding: int | None = None,
 ) -> None:
     """Give up root for good: take the ids, and keep only ``capabilities``, also across an exec.
     Root's keys are left, too, which a session keyring of root's would give to whoever has it.
 
-    The bounding set stays full: CRIU passes it to what it restores, and a program restored with
-    less than it had crashes. Call it in a process with one thread. Raises :class:`OSError`.
+    ``bounding`` is the mask of the bounding set; without it, the set stays as it is. CRIU passes it
+    to what it restores, and a program restored with less than it had crashes. Call it in a process
+    with one thread. Raises :class:`OSError`.
     """
     kept = sorted(set(capabilities))
+    mask = sum(1 << capability for capability in kept)
     _leave_session_keyring()
+    if bounding is not None:
+        # Once a capability is missing in the bounding set, nobody can make it inheritable, and
+        # what is not inheritable cannot be kept across an exec.
+        effective, permitted, inheritable = _capability_sets()
+        _set_capabilities(effective, permitted, inheritable | mask)
+        limit_bounding_set(bounding)
     _check(_libc.prctl(_PR_SET_KEEPCAPS, 1 if kept else 0, 0, 0, 0), "keep capabilities")
     os.setgroups(list(groups))
     os.setresgid(gid, gid, gid)
     os.setresuid(uid, uid, uid)
-    if not kept:
-        return
-    mask = sum(1 << capability for capability in kept)
-    low, high = mask & 0xFFFFFFFF, mask >> 32
-    header = struct.pack("Ii", _CAPABILITY_VERSION_3, 0)
-    data = struct.pack("6I", low, low, low, high, high, high)
-    _check(_libc.capset(header, data), "set capabilities")
+    _set_capabilities(mask, mask, mask)
     for capability in kept:
         raised = _libc.prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_RAISE, int(capability), 0, 0)
         _check(raised, f"pass on {capability.name}")
+
+
+def _capability_sets() -> tuple[int, int, int]:
+    """Return the masks of the effective, permitted and inheritable set."""
+    data = ctypes.create_string_buffer(_CAPABILITY_WORDS.size)
+    _check(_libc.capget(struct.pack("Ii", _CAPABILITY_VERSION_3, 0), data), "read capabilities")
+    words = _CAPABILITY_WORDS.unpack(data.raw)
+    effective, permitted, inheritable = (words[at] | words[at + 3] << 32 for at in range(3))
+    return effective, permitted, inheritable
+
+
+def _set_capabilities(effective: int, permitted: int, inheritable: int) -> None:
+    sets = (effective, permitted, inheritable)
+    words = [*(each & 0xFFFFFFFF for each in sets), *(each >> 32 for each in sets)]
+    header = struct.pack("Ii", _CAPABILITY_VERSION_3, 0)
+    _check(_libc.capset(header, _CAPABILITY_WORDS.pack(*words)), "set capabilities")
 
 
 def _leave_session_keyring() -> None:
@@ -93,9 +120,56 @@ def _leave_oom_score(uid: int) -> None:
     os.close(score)
 
 
+def take_loginuid(loginuid: int) -> None:
+    """Take an audit identity, which what this process starts inherits: the uid with which its user
+    has logged in. The kernel lets a process that has none take any, and one that has one take
+    another with CAP_AUDIT_CONTROL at the most.
+
+    Where the kernel has no audit, nobody has one. Raises :class:`OSError` if it cannot be taken;
+    if that is :data:`NO_LOGINUID`, the other one stays, which says more of who has begun this.
+    """
+    try:
+        file = os.open(LOGINUID, os.O_RDWR)
+    except FileNotFoundError:
+        return
+    try:
+        if int(os.read(file, 16)) != loginuid:
+            os.pwrite(file, str(loginuid).encode(), 0)
+    except PermissionError as error:
+        if loginuid != NO_LOGINUID:
+            raise PermissionError(
+                error.errno,
+                f"cannot take the audit identity (loginuid) {loginuid}, for which phosd needs "
+                "CAP_AUDIT_CONTROL, or to be started by systemd",
+            ) from error
+    finally:
+        os.close(file)
+
+
 def drop_from_bounding_set(capability: int) -> None:
     """Never have this capability again, nor what this process starts. Raises :class:`OSError`."""
     _check(_libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0), f"drop capability {capability}")
+
+
+def limit_bounding_set(kept: int) -> None:
+    """Drop from the bounding set what is not in the mask ``kept``.
+
+    Raises :class:`OSError`, also if something of ``kept`` is missing: nobody gets it back.
+    """
+    own, number = 0, 0
+    while (there := _libc.prctl(_PR_CAPBSET_READ, number, 0, 0, 0)) >= 0:  # the kernel knows it
+        own |= there << number
+        number += 1
+    if lacking := kept & ~own:
+        numbers = [str(each) for each in range(lacking.bit_length()) if lacking >> each & 1]
+        raise OSError(
+            errno.EPERM,
+            "what starts CRIU lacks capabilities that the program has in its bounding set "
+            f"(numbers {', '.join(numbers)} of linux/capability.h)",
+        )
+    for capability in range(number):
+        if own & ~kept & 1 << capability:
+            drop_from_bounding_set(capability)
 
 
 def enter(process: int) -> int:
@@ -186,30 +260,36 @@ def command(
     gid: int,
     groups: Sequence[int],
     capabilities: Iterable[Capability] = (),
+    bounding: int | None = None,
     dies_with_parent: bool = False,
     environment: Mapping[str, str] | None = None,
     inside: int | None = None,
     as_others: bool = False,
     bounded: bool = False,
+    loginuid: int | None = None,
 ) -> list[str]:
     """Return the command line that runs ``words`` as this user.
 
-    It keeps ``capabilities``; root keeps all. ``environment`` is added to that of ``words``.
+    It keeps ``capabilities``; root keeps all. ``bounding``: the mask of its bounding set, see
+    :func:`become`. ``environment`` is added to that of ``words``.
     ``inside``: an inherited pidfd, of a process in whose pid and mount namespaces they run, and
     which no user can move into others. ``as_others``: it is ended for its memory like any other
     process, not as late as phosd, unless it says otherwise. ``bounded``: nor may it say so, nor get
-    a priority above others'.
+    a priority above others'. ``loginuid``: its audit identity, if not phosd's
+    (:func:`take_loginuid`).
     """
     orders = {
         "uid": uid,
         "gid": gid,
         "groups": list(groups),
         "capabilities": [int(capability) for capability in capabilities],
+        "bounding": bounding,
         "dies_with_parent": dies_with_parent,
         "environment": dict(environment or {}),
         "inside": inside,
         "as_others": as_others,
         "bounded": bounded,
+        "loginuid": loginuid,
     }
     return [sys.executable, "-I", "-S", __file__, json.dumps(orders), *words]
 
@@ -223,9 +303,11 @@ def main() -> None:
     if orders["bounded"]:
         for limit in (resource.RLIMIT_RTPRIO, resource.RLIMIT_NICE):
             resource.setrlimit(limit, (0, 0))
+    if orders["loginuid"] is not None:
+        take_loginuid(orders["loginuid"])
     if orders["uid"] != 0 or orders["gid"] != 0:
         kept = map(Capability, orders["capabilities"])
-        become(orders["uid"], orders["gid"], orders["groups"], kept)
+        become(orders["uid"], orders["gid"], orders["groups"], kept, orders["bounding"])
     if outside is not None:
         end_with_outside(outside)
     elif orders["dies_with_parent"]:

@@ -6,7 +6,7 @@ import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from phosd.engine.system.file_status import known_status
 
@@ -15,8 +15,6 @@ _PF_EXITING = 4
 _PF_KTHREAD = 0x200000
 _COMMAND_BYTES = 8 << 10
 """Most bytes of a command line that are read: a process may say that it is any of its memory."""
-_LIMIT_NAME = 26
-"""Columns of a limit's name."""
 _ENVIRONMENT_BYTES = 6 << 20
 """The same of an environment: as much as execve(2) takes at the most."""
 
@@ -68,6 +66,8 @@ class Status:
     """The content of ``/proc/pid/status``: real, effective, saved and fs ids, restrictions.
 
     ``process`` is the thread group id, since ``/proc`` has entries for threads as well.
+    ``capabilities`` are the permitted ones, and those that are ``inheritable`` or in the
+    ``bounding`` set.
     """
 
     process: int
@@ -75,6 +75,8 @@ class Status:
     gids: tuple[int, ...]
     groups: tuple[int, ...]
     capabilities: int
+    inheritable: int
+    bounding: int
     seccomp: int
     tracer: int
 
@@ -195,14 +197,15 @@ def status(pid: int) -> Status:
 
     Raises :class:`ProcessLookupError` or :class:`FileNotFoundError` if the process has ended.
     """
-    fields = _fields(PROC / str(pid) / "status")
-
+    fields = fields_of(PROC / str(pid) / "status")
     return Status(
         process=int(fields["Tgid"]),
         uids=_numbers(fields, "Uid"),
         gids=_numbers(fields, "Gid"),
         groups=_numbers(fields, "Groups"),
-        capabilities=int(fields["CapPrm"], 16) if "CapPrm" in fields else 0,
+        capabilities=int(fields.get("CapPrm", "0"), 16),
+        inheritable=int(fields.get("CapInh", "0"), 16),
+        bounding=int(fields.get("CapBnd", "0"), 16),
         seccomp=int(fields.get("Seccomp", "0")),
         tracer=int(fields["TracerPid"]),
     )
@@ -221,8 +224,7 @@ def credentials_in(folder: Path) -> Credentials:
 
     Raises what :func:`credentials` raises.
     """
-    fields = _fields(folder / "status")
-
+    fields = fields_of(folder / "status")
     return Credentials(
         uids=_numbers(fields, "Uid"),
         gids=_numbers(fields, "Gid"),
@@ -243,23 +245,7 @@ def own_id(thread: int) -> int:
 
     Raises :class:`ProcessLookupError` or :class:`FileNotFoundError` if it has ended.
     """
-    fields = _fields(PROC / str(thread) / "status")
-    return _numbers(fields, "NSpid")[-1]
-
-
-def limits(pid: int) -> dict[int, tuple[int, int]]:
-    """Return the soft and hard limits of a process by their numbers (``RLIMIT_CPU`` and so on); -1
-    is none.
-
-    Raises :class:`ProcessLookupError` or :class:`FileNotFoundError` if it has ended.
-    """
-    rows = lines(PROC / str(pid) / "limits")[1:-1]  # in the order of the numbers
-    words = (row[_LIMIT_NAME:].split() for row in rows)
-    return {n: (_limit(soft), _limit(hard)) for n, (soft, hard, *_) in enumerate(words)}
-
-
-def _limit(text: str) -> int:
-    return -1 if text == "unlimited" else int(text)
+    return _numbers(fields_of(PROC / str(thread) / "status"), "NSpid")[-1]
 
 
 def traced(pid: int) -> bool:
@@ -272,26 +258,13 @@ def traced(pid: int) -> bool:
     return False
 
 
-def stands_still(pid: int) -> bool:
-    """Return whether each thread of the process is stopped, by a signal or a tracer, or has ended:
-    none of them answers.
-    """
-    found = stat(pid)
-    if found is None or not (found.stopped or found.dead):
-        return False
-    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-        others = (stat(thread) for thread in threads(pid))
-        return all(other is None or other.stopped or other.dead for other in others)
-    return True
-
-
 def ending(pid: int) -> bool:
     """Return whether ``pid`` is ending: a zombie, killed, or freeing its memory."""
     found = stat(pid)
     if found is None or found.dead or found.exiting:
         return True
     try:
-        fields = _fields(PROC / str(pid) / "status")
+        fields = fields_of(PROC / str(pid) / "status")
     except (FileNotFoundError, ProcessLookupError):
         return True
     pending = (int(fields.get(name, "0"), 16) for name in ("SigPnd", "ShdPnd"))
@@ -322,10 +295,8 @@ def children(pid: int) -> tuple[int, ...]:
     found: list[int] = []
     for thread in threads(pid):
         path = PROC / str(pid) / "task" / str(thread) / "children"
-        try:
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended
             found += map(int, path.read_text().split())
-        except (FileNotFoundError, ProcessLookupError):
-            continue  # a thread that has ended has no children left
     return tuple(found)
 
 
@@ -381,7 +352,7 @@ def descriptors(
                 file = known_status(link)
             except PermissionError as error:
                 raise PermissionError(error.errno, error.strerror, target) from error
-            fields = _fields(PROC / str(pid) / "fdinfo" / str(number))
+            fields = fields_of(PROC / str(pid) / "fdinfo" / str(number))
         except without:
             continue
         flags, position = int(fields["flags"], 8), int(fields["pos"])
@@ -415,39 +386,8 @@ def mappings(pid: int) -> list[Mapping]:
     return found
 
 
-class Mount(NamedTuple):
-    """A mount: its id, the ``st_dev`` of its files, what of the file system is its root, where a
-    process sees it, and the type of the file system.
-    """
-
-    id: int
-    device: int
-    root: str
-    place: str
-    kind: str
-
-
-def mounts(pid: int | Literal["self"]) -> Iterator[Mount]:
-    """Yield every mount that ``pid`` sees, a later one above those before."""
-    for line in filter(None, lines(PROC / str(pid) / "mountinfo")):
-        before, _, after = line.partition(" - ")
-        # At blanks only, as :func:`lines`: of these the kernel escapes those in names.
-        number, _, device, root, place = before.split(" ")[:5]
-        major, minor = map(int, device.split(":"))
-        yield Mount(int(number), os.makedev(major, minor), root, place, after.split(" ")[0])
-
-
-def mount_types(pid: int) -> dict[int, str]:
-    """Return the type of the file system of every mount that ``pid`` sees, by the mount's id."""
-    return {mount.id: mount.kind for mount in mounts(pid)}
-
-
-def memory_devices() -> frozenset[int]:
-    """Return the ``st_dev`` of every tmpfs that is mounted here."""
-    return frozenset(mount.device for mount in mounts("self") if mount.kind == "tmpfs")
-
-
-def _fields(path: Path) -> dict[str, str]:
+def fields_of(path: Path) -> dict[str, str]:
+    """Return the fields of a file such as ``/proc/pid/status``."""
     return dict(line.split(":", 1) for line in lines(path) if ":" in line)
 
 

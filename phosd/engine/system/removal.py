@@ -10,7 +10,7 @@ _SECONDS = 30.0
 
 
 def remove_trees(folders: Sequence[Path]) -> None:
-    """Remove folders with all that is in them. Of one that cannot be removed, something stays.
+    """Remove folders with all that is in them. Something stays of one that cannot be removed.
 
     Not by ``shutil.rmtree``: users may make folders one below the other until a recursion would end
     this process, or more and more. Raises :class:`Timeout`.

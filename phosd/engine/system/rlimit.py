@@ -1,9 +1,31 @@
-"""Raise the limit of open files, since parked memory takes a descriptor for each block."""
+"""Read the limits of processes, and raise phosd's own of open files, since parked memory takes a
+descriptor for each block.
+"""
 
 import resource
+
+from phosd.engine.system import procfs
+
+_LIMIT_NAME = 26
+"""Columns of a limit's name."""
 
 
 def allow_many_descriptors() -> None:
     """Raise this process's limit to the hard one (a PyTorch process of 39 GB has 1,170 blocks)."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def limits(pid: int) -> dict[int, tuple[int, int]]:
+    """Return the soft and hard limits of a process by their numbers (``RLIMIT_CPU`` and so on); -1
+    is none.
+
+    Raises :class:`ProcessLookupError` or :class:`FileNotFoundError` if it has ended.
+    """
+    rows = procfs.lines(procfs.PROC / str(pid) / "limits")[1:-1]  # in the order of the numbers
+    words = (row[_LIMIT_NAME:].split() for row in rows)
+    return {n: (_limit(soft), _limit(hard)) for n, (soft, hard, *_) in enumerate(words)}
+
+
+def _limit(text: str) -> int:
+    return -1 if text == "unlimited" else int(text)

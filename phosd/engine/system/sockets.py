@@ -19,16 +19,6 @@ _UNIX_DIAG_NAME = 0
 _UNIX_DIAG_PEER = 2
 _TCP_LISTEN = 10
 _STREAM, _DATAGRAM = socket.SOCK_STREAM, socket.SOCK_DGRAM
-_CREDENTIALS = struct.Struct("3i")
-
-
-def peer_of(connection: socket.socket) -> tuple[int, int]:
-    """Return the pid and the user id of who connected to, or listened at, the other end of a unix
-    socket. The pid is 0 of who is in no pid namespace of ours.
-    """
-    told = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    pid, uid, _ = _CREDENTIALS.unpack(told)
-    return pid, uid
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ Nobody in it answers, neither its hook nor the driver, until its user lets it go
 that belong to it stand still, too.
 """
 
+import contextlib
 import queue
 import threading
 import time
@@ -73,7 +74,7 @@ def is_still(pid: int) -> bool:
 
 def _why_still(pid: int) -> tuple[str, str] | None:
     """Return how a process stands still, and what lets it go on; None if it is going."""
-    if procfs.stands_still(pid):
+    if stands_still(pid):
         way_out = f"let it go on (`kill -CONT {pid}`, or detach the debugger)"
         return "is stopped, by a signal or a debugger", way_out
     for _, path in cgroups.freezers(pid):
@@ -96,7 +97,7 @@ def answer(pid: int, ask: Callable[[], _T]) -> _T:
     Raises :class:`Busy` if the process stands still. If that begins in the middle, ``ask`` goes on
     in a thread that is left behind, and is answered when the process goes on.
     """
-    if procfs.stands_still(pid):  # who is frozen is noticed when no answer comes
+    if stands_still(pid):  # who is frozen is noticed when no answer comes
         await_going(pid)
     answers: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
 
@@ -134,3 +135,16 @@ def _leave_behind(pid: int, thread: threading.Thread) -> None:
         for each in [each for each, left in _left_behind.items() if not left.is_alive()]:
             del _left_behind[each]
         _left_behind[pid] = thread
+
+
+def stands_still(pid: int) -> bool:
+    """Return whether each thread of the process is stopped, by a signal or a tracer, or has ended:
+    none of them answers.
+    """
+    found = procfs.stat(pid)
+    if found is None or not (found.stopped or found.dead):
+        return False
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        others = (procfs.stat(thread) for thread in procfs.threads(pid))
+        return all(other is None or other.stopped or other.dead for other in others)
+    return True

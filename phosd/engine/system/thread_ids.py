@@ -8,7 +8,7 @@ import ctypes
 import functools
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 from phosd.engine.system.procfs import Status
 
@@ -16,16 +16,21 @@ _SETRESUID, _SETRESGID = 117, 119  # x86-64; libc's functions would change all t
 _AS_IT_IS = -1
 
 
-@contextmanager
-def as_owner(owner: Status) -> Iterator[None]:
-    """Let this thread have the effective ids of ``owner`` inside the context. Needs root.
+def as_owner(owner: Status) -> AbstractContextManager[None]:
+    """Let this thread have the effective ids of a process inside the context. Needs root."""
+    return as_user(owner.uids[1], owner.gids[1])
 
-    Its real and saved ids stay root's: the owner may neither signal nor trace it.
+
+@contextmanager
+def as_user(uid: int, gid: int) -> Iterator[None]:
+    """Let this thread have these effective ids inside the context. Needs root.
+
+    Its real and saved ids stay root's: the user may neither signal nor trace it.
     """
     group = os.getegid()
-    _set(_SETRESGID, owner.gids[1])
+    _set(_SETRESGID, gid)
     try:
-        _set(_SETRESUID, owner.uids[1])
+        _set(_SETRESUID, uid)
         try:
             yield
         finally:

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cstddef>
 #include <cstring>
@@ -18,6 +19,10 @@ namespace phos::channel {
 namespace {
 
 constexpr int kPatience = 2000;  // milliseconds, for the next part of a message
+constexpr int kPassRights = 83;  // SO_PASSRIGHTS of Linux 6.16
+constexpr int kMostHeld = 16;    // connections that cannot be closed
+
+std::atomic<int> held{0};
 
 // The program may close a descriptor of the hook's, and open another file at its number, at any
 // moment: also between a look at it and the next call. So no call here waits, which nobody could
@@ -86,6 +91,45 @@ ssize_t read_with_descriptors(int socket, void* buffer, size_t size, std::vector
     return message.msg_flags & MSG_CTRUNC ? -1 : got;
 }
 
+// Has a socket, and all connections that it accepts, take descriptors or not. An older kernel
+// passes them always.
+void pass_descriptors(int socket, int wanted) {
+    setsockopt(socket, SOL_SOCKET, kPassRights, &wanted, sizeof wanted);
+}
+
+bool takes_descriptors(int socket) {
+    int wanted = 1;
+    socklen_t size = sizeof wanted;
+    return getsockopt(socket, SOL_SOCKET, kPassRights, &wanted, &size) != 0 || wanted;
+}
+
+// Whether descriptors lie in a connection, which ends. To look drops no last one.
+bool holds_descriptors(int socket) {
+    shutdown(socket, SHUT_RDWR);  // nothing comes any more
+    for (;;) {
+        char data[4096];
+        iovec part{data, sizeof data};
+        msghdr message{};
+        message.msg_iov = &part;
+        message.msg_iovlen = 1;
+        const ssize_t found = recvmsg(socket, &message, MSG_PEEK | MSG_DONTWAIT);
+        if (found <= 0) return false;
+        if (message.msg_flags & MSG_CTRUNC) return true;
+        recv(socket, data, static_cast<size_t>(found), MSG_DONTWAIT);
+    }
+}
+
+// Closes a connection with somebody else. To close a file that they have sent may take years (a TCP
+// socket with SO_LINGER), so a connection in which one lies stays open.
+void turn_away(int socket) {
+    if (takes_descriptors(socket) && holds_descriptors(socket)) {
+        descriptors::keep(socket);
+        ++held;
+    } else {
+        close(socket);
+    }
+}
+
 socklen_t abstract_address(const std::string& name, sockaddr_un* address) {
     *address = {};
     address->sun_family = AF_UNIX;
@@ -101,6 +145,7 @@ int listen_abstract(const std::string& name) {
     const socklen_t size = abstract_address(name, &address);
     const int listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (listener < 0) return -1;
+    pass_descriptors(listener, 0);
     if (bind(listener, reinterpret_cast<sockaddr*>(&address), size) != 0 ||
         listen(listener, 8) != 0) {
         const int error = errno;
@@ -116,6 +161,7 @@ int connect_abstract(const std::string& name, pid_t peer) {
     const socklen_t size = abstract_address(name, &address);
     const int connection = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
     if (connection < 0) return -1;
+    pass_descriptors(connection, 0);  // until it is known who listens
     ucred who{};
     socklen_t length = sizeof who;
     if (connect(connection, reinterpret_cast<sockaddr*>(&address), size) != 0) {
@@ -125,10 +171,11 @@ int connect_abstract(const std::string& name, pid_t peer) {
         return -1;
     }
     if (getsockopt(connection, SOL_SOCKET, SO_PEERCRED, &who, &length) != 0 || who.pid != peer) {
-        close(connection);
+        turn_away(connection);
         errno = EACCES;
         return -1;
     }
+    pass_descriptors(connection, 1);
     return descriptors::keep(connection);
 }
 
@@ -157,6 +204,25 @@ int listen_at(const std::string& path) {
     return descriptors::keep(listener);
 }
 
+void stop_listening(int listener) {
+    if (descriptors::is_ours(listener) && takes_descriptors(listener)) {
+        shutdown(listener, SHUT_RDWR);  // nobody connects any more
+        for (int left = 0; left >= 0;) {
+            left = accept4(listener, nullptr, nullptr, SOCK_CLOEXEC);
+            if (left >= 0) turn_away(left);
+        }
+    }
+    descriptors::release(listener);
+}
+
+bool overrun() {
+    return held >= kMostHeld;
+}
+
+void refuse_descriptors(int socket) {
+    pass_descriptors(socket, 0);
+}
+
 int accept_from(int listener, pid_t* peer) {
     const int socket = accept4(listener, nullptr, nullptr, SOCK_CLOEXEC);
     if (socket < 0) return -1;
@@ -164,7 +230,7 @@ int accept_from(int listener, pid_t* peer) {
     socklen_t size = sizeof who;
     if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &who, &size) != 0 ||
         (who.uid != 0 && who.uid != geteuid())) {
-        close(socket);
+        turn_away(socket);
         errno = EACCES;
         return -1;
     }

@@ -91,7 +91,7 @@ void load() {
     const char* value = secure_getenv("PHOS_FAULT");
     for (string_view text = value ? value : ""; !text.empty();) arm(next(&text, ','));
     const char* delay = secure_getenv("PHOS_FAULT_DELAY");
-    longest_delay = delay ? std::clamp(std::atof(delay), 0.0, 1.0) : 0;
+    longest_delay = delay ? std::clamp(std::strtod(delay, nullptr), 0.0, 1.0) : 0;
     any |= longest_delay > 0;
 }
 
@@ -108,7 +108,7 @@ CUresult point(Point where) {
             return CUDA_SUCCESS;
         case Kind::hang:
             prctl(PR_SET_NAME, "phos-hangs");
-            for (;;) sleep(3600);
+            for (;;) pause();
         case Kind::enospc:
             return CUDA_ERROR_OUT_OF_MEMORY;
         case Kind::short_:

@@ -16,7 +16,7 @@ namespace phos::kernels {
 
 using Parameter = summaries::Parameter;
 
-// Of a launch: whether memory would be the same if it were run again.
+// Whether memory would be the same if a launch were run again.
 enum Verdict : uint32_t {
     kIdempotent,  // what it reads is not overwritten by it
     kOverwrites,  // it may be

@@ -20,7 +20,8 @@ namespace {
 using table::kNone;
 using wire::Status;
 
-// Of all tables together, with those that were replaced: programs compile modules by the thousand.
+// Limits of all tables together, with those that were replaced: programs compile modules by the
+// thousand.
 constexpr uint64_t kMaxBytes = 256ull << 20;
 constexpr size_t kMaxTables = 1u << 14;
 

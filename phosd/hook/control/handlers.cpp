@@ -110,8 +110,8 @@ Reply list_blocks(const Message& request, bool with_descriptors) {
 Reply close_gate(const Message& request) {
     wire::CloseGate wanted{};
     if (!read(request, &wanted)) return {Status::bad_message, "the deadline is missing"};
-    const Reply too_late(
-        Status::busy, "the program could not be brought to rest before the deadline, and runs on");
+    Reply too_late(Status::busy,
+                   "the program could not be brought to rest before the deadline, and runs on");
     if (gate::take_expired()) return too_late;
     if (gate::state() == State::running) {
         if (const CUresult fault = faults::point(faults::Point::close_gate); fault != CUDA_SUCCESS)
@@ -172,7 +172,7 @@ Reply make_blocks(const Message& request) {
     const Outcome outcome = park::make(ids, &descriptors);
     Reply reply(outcome);
     if (outcome.status == Status::ok)
-        reply.descriptors = descriptors;
+        reply.descriptors = std::move(descriptors);
     else
         for (const int descriptor : descriptors) descriptors::release(descriptor);
     return reply;

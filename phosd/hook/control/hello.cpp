@@ -27,7 +27,8 @@ std::vector<wire::DeviceId> visible_devices() {
     return devices;
 }
 
-// Of the GPUs that the process saw when it began, since a restore may put others in their place.
+// The ids of the GPUs that the process saw when it began, since a restore may put others in their
+// place.
 std::vector<wire::DeviceId>& first_devices() {
     static auto& devices = *new std::vector<wire::DeviceId>;
     return devices;
@@ -47,9 +48,8 @@ bool makes_memory(const std::vector<wire::DeviceId>& devices) {
 
 void put_reason(wire::Hello& hello, const Fitness& fit) {
     std::snprintf(hello.reason, sizeof hello.reason, "%s", fit.reason.c_str());
-    const size_t end = fit.reason.size() + 1;
-    if (end + std::strlen(fit.code) < sizeof hello.reason)
-        std::strcpy(hello.reason + end, fit.code);
+    const size_t end = fit.reason.size() + 1, size = std::strlen(fit.code) + 1;
+    if (end + size <= sizeof hello.reason) std::memcpy(hello.reason + end, fit.code, size);
 }
 
 }  // namespace

@@ -53,7 +53,8 @@ struct Wait {
     char why[PHOS_WHY_BYTES];
 };
 
-// Who answered at phosd's socket. A phosd that was started anew knows nothing of the wish.
+// The daemon that answered at phosd's socket. A phosd that was started anew knows nothing of the
+// wish.
 struct Daemon {
     dev_t device;
     ino_t inode;
@@ -201,8 +202,9 @@ bool is_gone(const Daemon& known) {
     return !same || (known.pid > 0 && kill(known.pid, 0) != 0 && errno == ESRCH);
 }
 
-// Connects to phosd. Returns -1 if nobody is there. Does not wait for a phosd that stands still.
-int connect_to(Daemon* found) {
+// Connects to phosd. Returns -1 if nobody is there. Does not wait for a phosd that stands still,
+// nor longer than `patience` for one that is busy.
+int connect_to(Daemon* found, uint64_t patience) {
     sockaddr_un address{};
     address.sun_family = AF_UNIX;
     if (!look_at_socket(found)) return -1;
@@ -210,7 +212,8 @@ int connect_to(Daemon* found) {
     const int connection =
         descriptors::keep(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
     if (connection < 0) return -1;
-    const uint64_t until = monotonic_ns() + kPatience;
+    channel::refuse_descriptors(connection);
+    const uint64_t until = monotonic_ns() + patience;
     ucred who{};
     socklen_t size = sizeof who;
     while (connect(connection, reinterpret_cast<sockaddr*>(&address), sizeof address) != 0) {
@@ -232,7 +235,7 @@ int connect_to(Daemon* found) {
 
 // Tells phosd of a wish. Returns PHOS_WAITING if phosd has heard it.
 int tell(uint64_t number, uint32_t then, const char* name, Daemon* found, char* why, size_t size) {
-    const int connection = connect_to(found);
+    const int connection = connect_to(found, kPatience);
     if (connection < 0) return PHOS_NOTHING;
     struct {
         wire::ProgramWish wish;
@@ -334,6 +337,14 @@ void start(const std::string& runtime_folder) {
     if (path.size() >= sizeof path_of_socket) return;  // phosd cannot listen there either
     std::memcpy(path_of_socket, path.c_str(), path.size() + 1);
     socket_path = path_of_socket;
+}
+
+bool call_phosd() {
+    Daemon found{};
+    const int connection = connect_to(&found, 0);
+    if (connection < 0) return false;
+    descriptors::release(connection);
+    return true;
 }
 
 wire::ProgramState state() {

@@ -1,13 +1,12 @@
 #include "control/server.h"
 
-#include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
 #include <sys/prctl.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstdlib>
 #include <cstring>
 #include <string>
@@ -20,8 +19,10 @@
 #include "base/faults.h"
 #include "base/log.h"
 #include "base/process.h"
+#include "control/closing_pipe.h"
 #include "control/handlers.h"
 #include "control/safe_points.h"
+#include "control/socket_folder.h"
 #include "cow/session.h"
 #include "gate/gate.h"
 #include "intercept/legacy_ipc.h"
@@ -45,24 +46,13 @@ constexpr int kDeaf = 100;     // milliseconds without new connections after acc
 constexpr int kWary = 20;  // milliseconds between two checks while the program closes descriptors
 
 // Everything here is used only by the hook's thread.
-std::string folder;
 int listener = -1;
 std::vector<int> clients;
 int gate_owner = kNoClient;  // if this client is lost, the gate opens
 bool detached = false;
 bool never_stopped = true;  // parked or detached; part of the image, too
 uint64_t deaf_until = 0;    // nanoseconds, CLOCK_MONOTONIC
-uint64_t wary_until = 0;
-
-// poll() keeps its files open, even when the program has closed them: a listener would go on taking
-// connections that cannot be accepted any more. Only the near end of this pipe is polled; it
-// reports at once that the far one was closed.
-int near_end = -1;
-int far_end = -1;
-
-std::string path_of(const char* suffix) {
-    return folder + "/" + std::to_string(getpid()) + suffix;
-}
+uint64_t wary_until = 0;    // until then it looks often for what the program or phosd does
 
 // Checks that the gate is in state `needed` for a request; if not, sets the refusal.
 bool in_state(State needed, Reply* refusal) {
@@ -192,23 +182,9 @@ void drop(int client) {
 
 void stop_listening() {
     if (listener < 0) return;
-    unlink(path_of(".sock").c_str());
+    unlink(socket_folder::path_of(".sock").c_str());
     descriptors::release(listener);
     listener = -1;
-}
-
-void remove_pipe() {
-    for (int* const end : {&near_end, &far_end}) {
-        if (*end >= 0) descriptors::release(*end);
-        *end = -1;
-    }
-}
-
-void make_pipe() {
-    int ends[2];
-    if (pipe2(ends, O_CLOEXEC) != 0) return;  // tried again: the program has no descriptor left
-    near_end = descriptors::keep(ends[0]);
-    far_end = descriptors::keep(ends[1]);
 }
 
 // Closes everything but the connection that the answer goes to, which is closed next.
@@ -220,7 +196,7 @@ void detach(int client) {
     clients.assign(1, client);
     stop_listening();
     legacy_ipc::detach();
-    remove_pipe();
+    closing_pipe::remove();
     handlers::stop_counting();  // its time is the machine's
     if (cow::forget().status != Status::ok) log::note("detached with a board that is in use");
 }
@@ -251,26 +227,29 @@ bool serve(int client) {
 }
 
 void try_listen() {
-    // Another user's folder could be replaced at any time; /run/phos/hook belongs to root.
-    struct stat info{};
-    if (lstat(folder.c_str(), &info) != 0 || !S_ISDIR(info.st_mode) ||
-        (info.st_uid != 0 && info.st_uid != geteuid()))
+    if (!socket_folder::find()) {
+        static uint64_t next_call = 0;
+        const uint64_t now = monotonic_ns();
+        if (now < next_call) return;
+        next_call = now + 1'000'000'000;
+        if (safe_points::call_phosd()) wary_until = now + 200'000'000;
         return;
-    listener = channel::listen_at(path_of(".sock"));
+    }
+    listener = channel::listen_at(socket_folder::path_of(".sock"));
     static int last_error = 0;
     if (listener < 0 && errno != last_error) {
         last_error = errno;
-        log::note("cannot listen at %s: %s", path_of(".sock").c_str(), std::strerror(last_error));
+        log::note("cannot listen at %s: %s", socket_folder::path_of(".sock").c_str(),
+                  std::strerror(last_error));
     }
 }
 
 // Whoever removes phosd removes its folder of sockets from below the programs, which run on, and a
-// phosd that is installed later looks into a new one. The old socket stays as long as no new one
-// can be made: a program that has changed its root does not see the folder, where phosd still finds
-// its socket.
+// phosd that is installed later looks into a new one; a program that has become another user has
+// another one. The old socket stays as long as no new one can be made: a program that has changed
+// its root does not see the folder, where phosd still finds its socket.
 void follow_the_folder() {
-    struct stat info{};
-    if (listener < 0 || lstat(path_of(".sock").c_str(), &info) == 0 || errno != ENOENT) return;
+    if (listener < 0 || !socket_folder::find() || !socket_folder::lacks_socket()) return;
     const int before = std::exchange(listener, -1);
     try_listen();
     if (listener < 0)
@@ -279,14 +258,8 @@ void follow_the_folder() {
         descriptors::release(before);
 }
 
-bool woken() {
-    struct stat info{};
-    return lstat(path_of(".wake").c_str(), &info) == 0 && S_ISREG(info.st_mode) &&
-           (info.st_uid == 0 || info.st_uid == geteuid());
-}
-
 void wait_until_woken() {
-    while (!woken()) pause_for(1'000'000);
+    while (!socket_folder::woken()) pause_for(1'000'000);
     detached = false;
     safe_points::awake();
 }
@@ -296,8 +269,7 @@ void let_go_of_closed() {
     const auto is_closed = [](int descriptor) {
         return descriptor >= 0 && !descriptors::is_ours(descriptor);
     };
-    bool any = is_closed(near_end) || is_closed(far_end);
-    if (any) remove_pipe();
+    bool any = closing_pipe::remove_closed();
     if (is_closed(legacy_ipc::listener())) {
         legacy_ipc::detach();
         any = true;
@@ -316,7 +288,7 @@ void let_go_of_closed() {
 }
 
 void open_what_is_missing() {
-    if (near_end < 0) make_pipe();
+    closing_pipe::make();
     if (legacy_ipc::listener() < 0) legacy_ipc::attach();
     if (listener < 0) try_listen();
     follow_the_folder();
@@ -344,7 +316,7 @@ void serve_once() {
     const bool deaf = now < deaf_until;
     std::vector<pollfd> watched{{deaf ? -1 : listener, POLLIN, 0},
                                 {deaf ? -1 : legacy_ipc::listener(), POLLIN, 0},
-                                {near_end, POLLIN, 0}};
+                                {closing_pipe::near_end(), POLLIN, 0}};
     for (const int client : clients) watched.push_back({client, POLLIN, 0});
     // The deadline of a closing gate is checked even if no client calls.
     const int patience = gate::state() == State::closing ? 20
@@ -361,6 +333,7 @@ void serve_once() {
     if (calls(watched[1])) {
         const int peer = accept_at(watched[1].fd);
         if (peer >= 0) legacy_ipc::serve(peer);
+        if (channel::overrun()) legacy_ipc::detach();  // and the program shares no memory any more
     }
     for (size_t i = 3; i < watched.size() && !detached; ++i)
         if (calls(watched[i]) && !serve(watched[i].fd)) drop(watched[i].fd);
@@ -387,7 +360,7 @@ void* run(void*) {
 void start() {
     const char* runtime = secure_getenv("PHOS_RUNTIME_DIR");
     const std::string place = runtime && *runtime ? runtime : "/run/phos";
-    folder = place + "/hook";
+    socket_folder::look_in(place + "/hook");
     safe_points::start(place);
     legacy_ipc::attach();
     // Signals of the program are not delivered to this thread.

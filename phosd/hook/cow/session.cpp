@@ -254,7 +254,7 @@ Outcome arm(int client, const std::vector<int>& descriptors) {
     const std::lock_guard lock(blocks::mutex);
     if (unfit.empty()) unfit = track_blocks(*session);
     if (!unfit.empty()) return {Status::bad_message, 0, "not a board: " + unfit};
-    const Outcome taken = take_slabs(*session, plans, descriptors);
+    Outcome taken = take_slabs(*session, plans, descriptors);
     if (taken.status != Status::ok) return taken;
     session->renew_table();
     session->newest = blocks::last_id;

@@ -27,7 +27,6 @@ using legacy_ipc::Ticket;
 using shared_events::Event;
 using shared_events::EventPtr;
 using shared_events::find;
-using shared_events::fit_for_graph;
 using shared_events::refuse;
 
 constexpr long kFirstPause = 10'000;  // nanoseconds between two looks at an event of a peer's
@@ -254,7 +253,8 @@ CUresult overrides::cuEventCreate(CUevent* handle, unsigned flags) {
     }
     const CUresult result = driver.cuEventCreate(handle, flags);
     // An event that ended with its context may have had the same handle.
-    if (const EventPtr gone = result == CUDA_SUCCESS ? shared_events::take_out(*handle) : nullptr) {
+    const bool made = result == CUDA_SUCCESS && handle;
+    if (const EventPtr gone = made ? shared_events::take_out(*handle) : nullptr) {
         const gate::Pass pass;
         forget(gone);
     }
@@ -369,55 +369,6 @@ CUresult overrides::cuIpcOpenEventHandle(CUevent* event, CUipcEventHandle handle
     if (!contexts::current(&context, &device)) return CUDA_ERROR_INVALID_CONTEXT;
     result = event_words::allow(address, device);
     return result == CUDA_SUCCESS ? make(event, place, false, CU_EVENT_DISABLE_TIMING) : result;
-}
-
-CUresult overrides::cuGraphAddEventRecordNode(CUgraphNode* node, CUgraph graph,
-                                              const CUgraphNode* before, size_t count,
-                                              CUevent event) {
-    if (!fit_for_graph(event)) return CUDA_ERROR_NOT_SUPPORTED;
-    return driver.cuGraphAddEventRecordNode(node, graph, before, count, event);
-}
-CUresult overrides::cuGraphAddEventWaitNode(CUgraphNode* node, CUgraph graph,
-                                            const CUgraphNode* before, size_t count,
-                                            CUevent event) {
-    if (!fit_for_graph(event)) return CUDA_ERROR_NOT_SUPPORTED;
-    return driver.cuGraphAddEventWaitNode(node, graph, before, count, event);
-}
-CUresult overrides::cuGraphEventRecordNodeSetEvent(CUgraphNode node, CUevent event) {
-    if (!fit_for_graph(event)) return CUDA_ERROR_NOT_SUPPORTED;
-    return driver.cuGraphEventRecordNodeSetEvent(node, event);
-}
-CUresult overrides::cuGraphEventWaitNodeSetEvent(CUgraphNode node, CUevent event) {
-    if (!fit_for_graph(event)) return CUDA_ERROR_NOT_SUPPORTED;
-    return driver.cuGraphEventWaitNodeSetEvent(node, event);
-}
-CUresult overrides::cuGraphExecEventRecordNodeSetEvent(CUgraphExec graph, CUgraphNode node,
-                                                       CUevent event) {
-    if (!fit_for_graph(event)) return CUDA_ERROR_NOT_SUPPORTED;
-    return driver.cuGraphExecEventRecordNodeSetEvent(graph, node, event);
-}
-CUresult overrides::cuGraphExecEventWaitNodeSetEvent(CUgraphExec graph, CUgraphNode node,
-                                                     CUevent event) {
-    if (!fit_for_graph(event)) return CUDA_ERROR_NOT_SUPPORTED;
-    return driver.cuGraphExecEventWaitNodeSetEvent(graph, node, event);
-}
-CUresult overrides::cuGraphAddNode(CUgraphNode* node, CUgraph graph, const CUgraphNode* before,
-                                   size_t count, CUgraphNodeParams* parameters) {
-    const gate::Pass pass;
-    if (!fit_for_graph(parameters)) return CUDA_ERROR_NOT_SUPPORTED;
-    return driver.cuGraphAddNode(node, graph, before, count, parameters);
-}
-CUresult overrides::cuGraphAddNode_v2(CUgraphNode* node, CUgraph graph, const CUgraphNode* before,
-                                      const CUgraphEdgeData* edges, size_t count,
-                                      CUgraphNodeParams* parameters) {
-    const gate::Pass pass;
-    if (!fit_for_graph(parameters)) return CUDA_ERROR_NOT_SUPPORTED;
-    return driver.cuGraphAddNode_v2(node, graph, before, edges, count, parameters);
-}
-CUresult overrides::cuGraphNodeSetParams(CUgraphNode node, CUgraphNodeParams* parameters) {
-    const gate::Pass pass;
-    if (!fit_for_graph(parameters)) return CUDA_ERROR_NOT_SUPPORTED;
-    return driver.cuGraphNodeSetParams(node, parameters);
 }
 
 }  // namespace phos

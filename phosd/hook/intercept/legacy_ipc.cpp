@@ -356,7 +356,7 @@ void serve(int peer) {
 }
 
 void attach() {
-    if (!own_nonce()) return;
+    if (!own_nonce() || channel::overrun()) return;
     int listening = channel::listen_abstract(socket_name(getpid(), own_nonce()));
     if (listening < 0 && errno == EADDRINUSE)
         listening = channel::listen_abstract(name_of_copy(getpid(), own_nonce()));
@@ -364,7 +364,7 @@ void attach() {
 }
 
 void detach() {
-    if (socket_now >= 0) descriptors::release(socket_now);
+    if (socket_now >= 0) channel::stop_listening(socket_now);
     socket_now = -1;
 }
 

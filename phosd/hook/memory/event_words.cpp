@@ -170,7 +170,7 @@ CUresult take(int device, Place* place) {
 
 void give_back(const Place& place) {
     const std::lock_guard lock(blocks::mutex);
-    // Who still has the event open sees that it is another one's now.
+    // A process that still has the event open sees that it is another one's now.
     Record none;
     none.generation = (place.generation + 1) % kGenerations;
     place.words().latest.store(pack(none), std::memory_order_release);

@@ -19,7 +19,7 @@ uint64_t buffer_ids = 0;
 struct Device {
     bool supported = false;
     bool rdma = false;
-    uint64_t granularity = 0;
+    uint64_t granularity = 1;  // what divides is never 0
 };
 
 CUmemAllocationProp properties_on(int device, bool rdma) {
@@ -48,7 +48,7 @@ const Device& traits(int device) {
         driver.cuMemGetAllocationGranularity(&granularity, &properties,
                                              CU_MEM_ALLOC_GRANULARITY_MINIMUM) == CUDA_SUCCESS &&
         granularity;
-    found.granularity = granularity;
+    if (granularity) found.granularity = granularity;
     if (!found.supported)
         log::note("device %d has no exportable memory: left to the driver", device);
     return found;

@@ -52,7 +52,7 @@ constexpr uint32_t kLookBuckets = 128;
 constexpr uint32_t look_bucket(uint64_t ns) {
     if (ns < 8) return static_cast<uint32_t>(ns);
     const auto doublings = static_cast<uint32_t>(60 - __builtin_clzll(ns));
-    const uint64_t bucket = (doublings + 1) * 8 + (ns >> doublings) % 8;
+    const uint64_t bucket = uint64_t{8} * (doublings + 1) + (ns >> doublings) % 8;
     return bucket < kLookBuckets ? static_cast<uint32_t>(bucket) : kLookBuckets - 1;
 }
 // Returns the lowest value in a bucket.

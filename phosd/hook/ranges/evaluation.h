@@ -1,5 +1,5 @@
 // Turn what an address is made of into sums of unknowns, for one launch:
-// phosd/engine/analysis/evaluation.py and iterations.py in C++, which say how.
+// phosd/engine/analysis/reference/evaluation.py and iterations.py in C++, which say how.
 #pragma once
 
 #include <cstdint>
@@ -17,8 +17,8 @@ struct Launch {
     const uint64_t* inputs;  // by their numbers
 };
 
-// Of one alternative: what its nodes are for a launch, and what holds of them. One object is used
-// for one alternative after the other.
+// The values that the nodes of one alternative have for a launch, and what holds of them. One
+// object is used for one alternative after the other.
 class Evaluation {
   public:
     // `inner` evaluates what is of any thread.

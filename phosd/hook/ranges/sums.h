@@ -1,5 +1,6 @@
-// Sums of unknowns with factors, and the range that they can have: phosd/engine/analysis/linear.py
-// in C++, which says how. What does not fit is not known; nothing is allocated.
+// Sums of unknowns with factors, and the range that they can have:
+// phosd/engine/analysis/reference/linear.py in C++, which says how. What does not fit is not known;
+// nothing is allocated.
 #pragma once
 
 #include <cstddef>
@@ -21,6 +22,14 @@ struct Bounds {
 
     bool known() const { return has_low && has_high; }
 };
+inline Bounds between(Number low, Number high) {
+    return {true, true, low, high};
+}
+
+// How many numbers have so many bits.
+inline Number size_of(unsigned bits) {
+    return Number{1} << bits;
+}
 
 // What is added to `base`, an input that holds a pointer, if it has one.
 struct Sum {

@@ -17,11 +17,15 @@ CUcontext start_cuda() {
     return context;
 }
 
+std::string hooks_folder() {
+    return std::string(std::getenv("PHOS_RUNTIME_DIR")) + "/hook/" + std::to_string(geteuid());
+}
+
 Client::Client(int pid) : socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
     sockaddr_un address{};
     address.sun_family = AF_UNIX;
-    std::snprintf(address.sun_path, sizeof address.sun_path, "%s/hook/%d.sock",
-                  std::getenv("PHOS_RUNTIME_DIR"), pid);
+    std::snprintf(address.sun_path, sizeof address.sun_path, "%s/%d.sock", hooks_folder().c_str(),
+                  pid);
     int tries = 3000;
     while (connect(socket, reinterpret_cast<sockaddr*>(&address), sizeof address) != 0) {
         CHECK(--tries);

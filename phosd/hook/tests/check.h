@@ -25,6 +25,9 @@ namespace phos::test {
 // Loads the driver and makes the primary context of device 0 current.
 CUcontext start_cuda();
 
+// Where the hooks of this user listen.
+std::string hooks_folder();
+
 // A client of this very process's hook.
 class Client {
   public:

@@ -60,8 +60,7 @@ void a_lost_client_opens() {
 }
 
 void a_detached_hook_is_woken() {
-    const std::string base =
-        std::string(std::getenv("PHOS_RUNTIME_DIR")) + "/hook/" + std::to_string(getpid());
+    const std::string base = hooks_folder() + "/" + std::to_string(getpid());
     CUdeviceptr memory = 0;
     OK(cuMemAlloc_v2(&memory, 4096));
     OK(cuMemsetD32_v2(memory, 1234, 1024));
@@ -190,7 +189,7 @@ struct Listeners {
 
 Listeners listeners() {
     const std::string pid = std::to_string(getpid());
-    return {listeners_at(std::string(std::getenv("PHOS_RUNTIME_DIR")) + "/hook/" + pid + ".sock"),
+    return {listeners_at(hooks_folder() + "/" + pid + ".sock"),
             listeners_at("@phos-ipc-" + pid + "-")};
 }
 
@@ -264,13 +263,20 @@ void closed_listeners_are_replaced_at_once() {
 // As when phosd is removed and installed again. Without a folder the hook keeps its socket: the
 // folder may only be out of its sight.
 void a_new_folder_gets_a_new_socket() {
-    const std::string folder = std::string(std::getenv("PHOS_RUNTIME_DIR")) + "/hook";
+    const std::string folder = hooks_folder();
     const std::string aside = folder + ".aside";
     const Listeners before = listeners();
     CHECK(rename(folder.c_str(), aside.c_str()) == 0);
     usleep(1500000);  // the hook looks once a second
     CHECK(listeners().for_clients == before.for_clients);
+    // What another user has put there is none.
     CHECK(mkdir(folder.c_str(), 0700) == 0);
+    if (geteuid() == 0) {
+        CHECK(chown(folder.c_str(), 1, 1) == 0);
+        usleep(1500000);
+        CHECK(listeners().for_clients == before.for_clients);
+        CHECK(chown(folder.c_str(), 0, 0) == 0);
+    }
     CHECK(Client(getpid()).hello().state == static_cast<uint32_t>(wire::State::running));
     CHECK(listeners().for_clients.size() == 1);
 }

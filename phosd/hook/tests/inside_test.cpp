@@ -178,8 +178,8 @@ CUresult record_late(CUevent event, CUstream stream) {
     return DIRECT(cuEventRecord)(event, stream);
 }
 
-// The driver blocks in cuMemFreeAsync as long as the queue of the stream is full. Who would empty
-// it must not need a lock for that.
+// The driver blocks in cuMemFreeAsync as long as the queue of the stream is full. A thread
+// that would empty it must not need a lock for that.
 void a_free_that_blocks_keeps_nobody_from_memory() {
     CUdeviceptr freed = 0;
     OK(cuMemAllocAsync(&freed, 4 << 20, nullptr));

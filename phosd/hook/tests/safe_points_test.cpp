@@ -17,7 +17,7 @@
 #include <thread>
 #include <vector>
 
-#include "base/descriptors.h"
+#include "fake_phosd.h"
 #include "workload.h"
 
 using namespace phos;
@@ -33,102 +33,6 @@ phos_program_leave_t phos_program_leave;
 }
 
 namespace {
-
-std::string base() {
-    return std::getenv("PHOS_RUNTIME_DIR");
-}
-
-// Hears wishes, each on a connection of its own, and answers with a status.
-class Daemon {
-  public:
-    explicit Daemon(wire::Status status = wire::Status::ok, bool answers = true)
-        : path_(base() + "/program.sock"), status_(status), answers_(answers) {
-        listener_ = channel::listen_at(path_);
-        CHECK(listener_ >= 0);
-        thread_ = std::thread([this] { serve(); });
-    }
-    ~Daemon() {
-        over_ = true;
-        thread_.join();
-        descriptors::release(listener_);
-        unlink(path_.c_str());
-        for (const int connection : kept_) descriptors::release(connection);
-    }
-    std::string name(size_t count) {
-        next(count);
-        const std::lock_guard lock(mutex_);
-        return names_[count - 1];
-    }
-    wire::ProgramWish next(size_t count) {
-        for (int i = 0;; ++i) {
-            CHECK(i < 20000);
-            {
-                const std::lock_guard lock(mutex_);
-                if (heard_.size() >= count) return heard_[count - 1];
-            }
-            usleep(1000);
-        }
-    }
-    // Whether the program has closed a connection that was not answered.
-    bool has_lost(size_t number) {
-        char byte;
-        const std::lock_guard lock(mutex_);
-        return recv(kept_.at(number), &byte, 1, MSG_DONTWAIT) == 0;
-    }
-    size_t heard() {
-        const std::lock_guard lock(mutex_);
-        return heard_.size();
-    }
-
-  private:
-    void serve() {
-        while (!over_) {
-            const int connection = channel::accept_from(listener_, nullptr);
-            if (connection < 0) {
-                usleep(500);
-                continue;
-            }
-            channel::Message message;
-            if (channel::receive(connection, &message)) {
-                wire::ProgramWish wish{};
-                CHECK(message.payload.size() >= sizeof wish);
-                std::memcpy(&wish, message.payload.data(), sizeof wish);
-                const std::string name(message.payload.begin() + sizeof wish,
-                                       message.payload.end());
-                CHECK(name.size() == wish.name_size);
-                const std::lock_guard lock(mutex_);
-                heard_.push_back(wish);
-                names_.push_back(name);
-            }
-            if (!answers_) {
-                const std::lock_guard lock(mutex_);
-                kept_.push_back(connection);
-                continue;
-            }
-            const std::string why = status_ == wire::Status::ok ? "" : "Busy: too often";
-            const wire::Header header{wire::kMagic,
-                                      wire::kVersion,
-                                      static_cast<uint16_t>(wire::Type::program) | wire::kReply,
-                                      message.header.sequence,
-                                      static_cast<uint32_t>(status_),
-                                      static_cast<uint32_t>(why.size()),
-                                      0};
-            CHECK(channel::send(connection, header, why.data(), {}));
-            descriptors::release(connection);
-        }
-    }
-
-    std::string path_;
-    wire::Status status_;
-    bool answers_;
-    int listener_ = -1;
-    std::atomic<bool> over_{false};
-    std::mutex mutex_;
-    std::vector<wire::ProgramWish> heard_;
-    std::vector<std::string> names_;
-    std::vector<int> kept_;
-    std::thread thread_;
-};
 
 wire::ProgramState say(Client& client, wire::Ask ask, int outcome = 0, uint64_t wish = 0,
                        uint32_t then = 0, const char* text = "") {
@@ -180,7 +84,7 @@ std::unique_ptr<Client> woken_after_stop(
     CHECK(client.close_gate(kDeadline));
     CHECK(client.ask(wire::Type::detach).status == wire::Status::ok);
     meanwhile();
-    const std::string wake = base() + "/hook/" + std::to_string(getpid()) + ".wake";
+    const std::string wake = hooks_folder() + "/" + std::to_string(getpid()) + ".wake";
     close(open(wake.c_str(), O_CREAT | O_WRONLY, 0600));
     auto again = std::make_unique<Client>(getpid());
     unlink(wake.c_str());
@@ -210,7 +114,7 @@ void a_wish_is_refused_or_not_heard(std::unique_ptr<Client>* client) {
 }
 
 void a_file_in_place_of_the_socket(Client& client) {
-    const std::string path = base() + "/program.sock";
+    const std::string path = runtime_dir() + "/program.sock";
     close(open(path.c_str(), O_CREAT | O_WRONLY, 0600));
     CHECK(phos_checkpoint(PHOS_RUN) == PHOS_NOTHING);
     unlink(path.c_str());
@@ -226,7 +130,7 @@ void threads_share_a_wish(Client& client, std::unique_ptr<Client>* later) {
     CHECK(wish.wish && wish.then == PHOS_RUN && look(client).wish == wish.wish);
     std::unique_ptr<Client> again = woken_after_stop(client);
     again->open_gate();
-    // Who comes after the stop is not in the image, and asks anew.
+    // A request that comes after the stop is not in the image, and is made anew.
     Asker late;
     until_waiting(*again, 11);
     say(*again, wire::Ask::answer, PHOS_SAVED, wish.wish);

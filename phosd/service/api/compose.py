@@ -50,10 +50,7 @@ def compose(config: Config, engine: Engine, connection: Connection, history: His
     journal = Journal(config.runtime_dir / "journal")
     job_object = job_interface(JobMethods(rights, lambda job: jobs.cancel(job)))
     reports = JobReports(
-        journal,
-        history,
-        tree,
-        job_object,
+        *(journal, history, tree, job_object),
         lambda job: manager.publish_results(job),
         lambda job: manager.job_ended(job),
     )
@@ -63,10 +60,7 @@ def compose(config: Config, engine: Engine, connection: Connection, history: His
     )
     verifications = Verifications(engine, history, jobs, reports.write_down)
     periodic = Periodic(
-        checkpoints,
-        jobs,
-        history,
-        config.periodic,
+        *(checkpoints, jobs, history, config.periodic),
         lambda target: inventory.renew(target.pid),
         lambda target: inventory.suspended(target.pid),
         verifications.rehearse_next,
@@ -81,7 +75,9 @@ def compose(config: Config, engine: Engine, connection: Connection, history: His
     inventory = Inventory(config, engine, tree, history, periodic, interfaces, samples)
     upkeep = Upkeep(config, engine, history, jobs, inventory, periodic, lambda: tree.changed(ROOT))
     analyses = Analyses(engine, lambda: [*inventory.processes.values()], lambda: jobs.running > 0)
-    own = OwnCheckpoints(config.runtime_dir, engine, checkpoints, jobs, rights)
+    own = OwnCheckpoints(
+        config.runtime_dir, engine, checkpoints, jobs, rights, readers, inventory.knows
+    )
     write_down = reports.write_down
     runtimes = RuntimeCheckpoints(config.runtime_dir, engine, history, jobs, write_down)
     manager = Manager(
@@ -91,17 +87,8 @@ def compose(config: Config, engine: Engine, connection: Connection, history: His
     pids = CallerPids(config.runtime_dir, connection.pid_of, readers)
     interface = manager_interface(
         Images(
-            engine,
-            history,
-            jobs,
-            rights,
-            checkpoints,
-            verifications,
-            periodic,
-            readers,
-            pids,
-            inventory,
-            write_down,
+            *(engine, history, jobs, rights, checkpoints, verifications, periodic, readers),
+            *(pids, inventory, write_down),
         ),
         Moves(engine, jobs, inventory, rights, readers, pids, write_down),
         Lists(inventory, jobs, history, rights, readers, pids),

@@ -85,7 +85,7 @@ class Images:
 
     @method("Continue", "ua{sv}")
     async def go_on(self, caller: Caller, pid: int) -> None:
-        """Have a process go on that a checkpoint holds, as its image is complete."""
+        """Resume a program that a checkpoint holds, as its image is complete."""
         pid = await self._pids.known_here(caller, pid)
         target = identify(pid)
         await self._may_stop(caller, target)

@@ -22,7 +22,7 @@ from phosd.service.dbus.object_tree import ObjectTree
 from phosd.service.history.events import Event, Severity
 from phosd.service.history.history import History
 from phosd.service.jobs.engine import Engine
-from phosd.service.process_identity import ancestors, held_by, key_of
+from phosd.service.process_identity import Target, ancestors, held_by, key_of
 from phosd.service.samples import PERIOD, Samples
 from phosd.service.tasks.periodic import Periodic
 
@@ -96,6 +96,12 @@ class Inventory:
         self._last_image: dict[ProcessId, str] = {}
         """The latest image of each process: there may be many of both."""
         self.gpus: dict[str, GpuInfo] = {}
+
+    def knows(self, target: Target) -> bool:
+        """Return whether the last scan has found this process of this user."""
+        return any(
+            (each.id, each.uid) == (target.id, target.uid) for each in self.processes.values()
+        )
 
     async def watch(self) -> None:
         """Scan for processes and images every few seconds, and at once when a hook socket appears

@@ -13,7 +13,8 @@ from phosd.service.dbus.object_tree import ObjectTree
 from phosd.service.dbus.spec import Interface
 from phosd.service.history import events
 from phosd.service.history.history import History
-from phosd.service.jobs.table import Job, Listener
+from phosd.service.jobs.listener import Listener
+from phosd.service.jobs.table import Job
 from phosd.service.process_identity import Target
 
 

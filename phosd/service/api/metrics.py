@@ -10,7 +10,7 @@ from collections import Counter as Count
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, make_wsgi_app
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
@@ -18,6 +18,7 @@ from phosd.engine.image.manifest import Manifest
 from phosd.engine.image.usage import total_bytes
 from phosd.errors import Internal
 from phosd.service.api.inventory import Inventory
+from phosd.service.api.page_server import PageServer
 from phosd.service.jobs.job import Job, JobState
 from phosd.service.jobs.table import JobTable
 
@@ -29,7 +30,7 @@ _LAGS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0)
 
 
 class Metrics:
-    """Serves metrics over HTTP in threads of its own. Raises :class:`Internal` when it cannot
+    """Serves metrics over HTTP in a thread of its own. Raises :class:`Internal` when it cannot
     listen.
     """
 
@@ -67,9 +68,8 @@ class Metrics:
         registry.register(_ImageBytes(inventory))
         host, _, port = address.rpartition(":")
         try:
-            self._server, self._thread = start_http_server(
-                int(port), host.strip("[]"), registry=registry
-            )
+            page = make_wsgi_app(registry)
+            self._server = PageServer(host.strip("[]"), int(port), page)
         except OSError as error:
             raise Internal(
                 f"metrics cannot be served at {address} ({error.strerror})",
@@ -93,9 +93,7 @@ class Metrics:
         self._clock.cancel()
         with suppress(asyncio.CancelledError):
             await self._clock
-        await asyncio.to_thread(self._server.shutdown)
-        self._server.server_close()
-        self._thread.join()
+        await asyncio.to_thread(self._server.close)
 
     async def _measure_lag(self) -> None:
         loop = asyncio.get_running_loop()

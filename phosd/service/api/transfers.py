@@ -80,7 +80,13 @@ class Transfers:
         """
         owner = await self._future_owner(caller, options)
         found = await self._readers.run(
-            caller.uid, self._engine.try_import, options, owner, caller.uid, socket
+            caller.uid,
+            self._engine.try_import,
+            options,
+            owner,
+            caller.uid,
+            socket,
+            self._readers.over,
         )
         return [check_row(each) for each in found]
 

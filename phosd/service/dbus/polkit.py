@@ -17,6 +17,10 @@ from phosd.service.dbus.caller import Caller
 
 QUICK = 25.0
 """Seconds to wait for polkit when no password is asked for."""
+READING = 3.0
+"""Seconds to wait for polkit about reading other users' objects: a list waits for it."""
+SILENCE = 60.0
+"""Seconds for which polkit is not asked about reading again after it has not answered in time."""
 SLOW = 300.0
 """Seconds to wait for polkit when a user may type a password."""
 REMEMBERED = 5.0
@@ -75,6 +79,7 @@ class Rights:
         self._connection = connection
         self._checks = itertools.count(1)
         self._inspecting: dict[str, tuple[float, bool]] = {}
+        self._silent_until = 0.0
         self._cancelling: set[asyncio.Task[None]] = set()
 
     async def require(
@@ -108,19 +113,28 @@ class Rights:
         raise NotAuthorized(told, hint=hint)
 
     async def inspects(self, caller: Caller) -> bool:
-        """Whether the caller may read other users' objects. Never asks for a password."""
+        """Whether the caller may read other users' objects. Never asks for a password.
+
+        While polkit does not answer, nobody but root may.
+        """
         if caller.uid == 0:
             return True
         now = asyncio.get_running_loop().time()
+        if now < self._silent_until:
+            return False
         until, known = self._inspecting.get(caller.name, (0.0, False))
         if now < until:
             return known
         quiet = Caller(caller.uid, caller.name)
         try:
-            known = await self._check(quiet, INSPECT, {}) is _Verdict.YES
-        except (NotAuthorized, Timeout) as error:
+            known = await self._check(quiet, INSPECT, {}, READING) is _Verdict.YES
+        except NotAuthorized as error:
             _log.warning("%s", error)
             known = False
+        except Timeout as error:
+            if now >= self._silent_until:  # else another caller has met and told it meanwhile
+                _log.warning("%s", error)
+            known, self._silent_until = False, now + SILENCE
         self._inspecting = {n: v for n, v in self._inspecting.items() if v[0] > now}
         self._inspecting[caller.name] = (now + REMEMBERED, known)
         return known
@@ -132,11 +146,18 @@ class Rights:
                 f"{what} belongs to uid {owner}", hint="ask as its owner or as root"
             )
 
-    async def _check(self, caller: Caller, action: str, details: Mapping[str, str]) -> _Verdict:
+    async def _check(
+        self,
+        caller: Caller,
+        action: str,
+        details: Mapping[str, str],
+        patience: float | None = None,
+    ) -> _Verdict:
         subject = _subject(caller)
         flags = _MAY_ASK_USER if caller.interactive else 0
         ticket = f"phosd-{next(self._checks)}"
-        patience = SLOW if caller.interactive else QUICK
+        if patience is None:
+            patience = SLOW if caller.interactive else QUICK
         try:
             ((allowed, challenge, _),) = await self._connection.call(
                 *_AUTHORITY,

@@ -7,6 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
+from phosd.engine.job.cancellation import Cancellation
+
 _THREADS = 8
 _PER_USER = 2
 
@@ -18,10 +20,12 @@ class Readers:
     """A pool of threads in which each user has a limited share. Use it on the event loop only.
 
     A read goes on when its caller leaves the bus, and still counts towards the user's share, so
-    that reconnecting does not give anyone more.
+    that reconnecting does not give anyone more. One that waits for its caller ends when ``over``
+    says so: phosd does not end before it.
     """
 
     def __init__(self) -> None:
+        self.over = Cancellation()
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="reader")
         self._shares: defaultdict[int, asyncio.Semaphore] = defaultdict(
             lambda: asyncio.Semaphore(_PER_USER)
@@ -50,6 +54,7 @@ class Readers:
 
     def close(self) -> None:
         """Cancel all reads."""
+        self.over.cancel()
         for task in self._tasks:
             task.cancel()
         self._threads.shutdown(wait=False, cancel_futures=True)

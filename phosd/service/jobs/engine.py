@@ -4,12 +4,13 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from phosd.engine.criu.file_worker import Output
-from phosd.engine.criu.runtime_devices import RuntimeDevices
-from phosd.engine.criu.runtime_dump import RuntimeDump
+from phosd.engine.criu.dump.runtime_devices import RuntimeDevices
+from phosd.engine.criu.dump.runtime_dump import RuntimeDump
+from phosd.engine.criu.files.file_worker import Output
 from phosd.engine.hook_client.link import HookBlock, Kernel
 from phosd.engine.image.manifest import Manifest
 from phosd.engine.job.affected import InterruptedJob
+from phosd.engine.job.cancellation import Cancellation
 from phosd.engine.job.checks import Finding
 from phosd.engine.job.experience import Experience
 from phosd.engine.job.progress import Progress
@@ -83,9 +84,16 @@ class Engine(Protocol):
         """
 
     def try_import(
-        self, request: ImportRequest, owner: int, uid: int, socket: str
+        self,
+        request: ImportRequest,
+        owner: int,
+        uid: int,
+        socket: str,
+        cancellation: Cancellation,
     ) -> list[Finding]:
-        """Return what an import checks before it asks for chunks, and what came of that."""
+        """Return what an import checks before it asks for chunks, and what came of that. Raises
+        ``Cancelled`` and ``Timeout``.
+        """
 
     def migrate(
         self, pid: int, to: str, request: MigrateRequest, caller: int, progress: Progress
@@ -106,6 +114,9 @@ class Engine(Protocol):
         """Resume a suspended process. Returns new GPU ordinals by old ones, as :meth:`migrate`
         does.
         """
+
+    def is_gpu_process(self, pid: int) -> bool:
+        """Return whether the driver knows the process. False if it has ended."""
 
     def uses_gpus(self, pid: int) -> bool:
         """Return whether a process of the tree of ``pid`` uses a GPU. Raises ``NoSuchProcess``."""

@@ -2,7 +2,8 @@
 
 The journal's own protocol (https://systemd.io/JOURNAL_NATIVE_PROTOCOL) is one datagram per entry.
 Entries of a job carry ``PHOS_JOB``, ``PHOS_PID`` and ``PHOS_IMAGE``, so that ``journalctl
-PHOS_JOB=12`` shows one job. No command line, environment or memory is logged.
+PHOS_JOB=12`` shows one job. No command line, environment or memory is logged. An entry is one line,
+but for tracebacks, whatever users call their files (:mod:`phosd.engine.system.log_format`).
 """
 
 import errno
@@ -16,6 +17,7 @@ from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from pathlib import Path
 
+from phosd.engine.system.log_format import LogFormatter
 from phosd.service.jobs.job import Job, JobState
 
 SOCKET = Path("/run/systemd/journal/socket")
@@ -34,7 +36,7 @@ def begin() -> None:
     error.
     """
     handlers: list[logging.Handler] = [logging.StreamHandler()]
-    handlers[0].setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+    handlers[0].setFormatter(LogFormatter("%(levelname)s %(name)s: %(message)s"))
     if _stderr_is_the_journal():
         handlers = [JournalHandler(SOCKET, otherwise=handlers[0])]
     logging.basicConfig(level=logging.INFO, handlers=handlers)
@@ -77,7 +79,7 @@ class JournalHandler(logging.Handler):
 
     def __init__(self, address: Path, otherwise: logging.Handler) -> None:
         super().__init__()
-        self.setFormatter(logging.Formatter("%(message)s"))
+        self.setFormatter(LogFormatter("%(message)s"))
         self._otherwise = otherwise
         self._address = str(address)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)

@@ -9,12 +9,12 @@ from typing import Annotated
 import msgspec
 
 from phosd.engine.operations.checkpoint import CheckpointChoices
-from phosd.engine.operations.import_image import ImportChoices
 from phosd.engine.operations.migrate import MigrateChoices
-from phosd.engine.operations.rehearse import RehearseOptions
-from phosd.engine.operations.restore import RestoreOptions
+from phosd.engine.operations.restore.options import RestoreOptions
+from phosd.engine.operations.restore.rehearse import RehearseOptions
 from phosd.engine.operations.resume import ResumeChoices
 from phosd.engine.operations.suspend import SuspendChoices
+from phosd.engine.operations.transfer.import_image import ImportChoices
 from phosd.service.dbus.spec import Options
 
 Token = Annotated[str, msgspec.Meta(max_length=128)]

@@ -4,24 +4,21 @@ import asyncio
 import contextvars
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 
-from phosd.engine.job.progress import Progress
 from phosd.engine.operations.permissions import ROOT
 from phosd.errors import Busy, Cancelled, Internal, InvalidOption, PhosError, Reason, Unsupported
 from phosd.service.jobs import job_log
 from phosd.service.jobs.job import DrainFigures, Job, JobState, Outcome, Task
 from phosd.service.jobs.limits import MOST_JOBS, JobLimits, in_turn
+from phosd.service.jobs.listener import Listener, Notifier
 
 __all__ = ["DrainFigures", "Job", "JobState", "JobTable", "Listener", "Outcome", "Task"]
 
 KEPT = 64
 """Finished jobs that stay in the table."""
-NOTIFY_SECONDS = 0.5
-"""Least seconds between two progress notifications of one job."""
 WAITING = 16
 """Most waiting jobs of one user."""
 IDLE = 8
@@ -30,31 +27,6 @@ begin.
 """
 
 _log = logging.getLogger(__name__)
-
-
-def _ignore(_: Job) -> None:
-    pass
-
-
-async def _go_on(_: Job) -> None:
-    pass
-
-
-@dataclass(frozen=True)
-class Listener:
-    """Callbacks of the table, always called on the event loop.
-
-    ``moved`` reports a job that begins after waiting, or that has to wait again. ``concluding`` is
-    awaited between the end of a job's work and the state that says so: whoever reads that state
-    finds what the job has made.
-    """
-
-    started: Callable[[Job], None] = _ignore
-    moved: Callable[[Job], None] = _ignore
-    progressed: Callable[[Job], None] = _ignore
-    concluding: Callable[[Job], Awaitable[None]] = _go_on
-    ended: Callable[[Job], None] = _ignore
-    forgotten: Callable[[Job], None] = _ignore
 
 
 class _NoSlot(Busy):
@@ -111,7 +83,7 @@ class JobTable:
         if self._closing:
             raise Busy("phosd is ending", hint="try again when it has started anew")
         job = Job(self._next, task, time.time())
-        job.progress.observer = _Notifier(asyncio.get_running_loop(), lambda: self._progressed(job))
+        job.progress.observer = Notifier(asyncio.get_running_loop(), lambda: self._progressed(job))
         try:
             self._admit(job, prepare, self._reserved)
         except Busy as busy:
@@ -294,7 +266,7 @@ class JobTable:
 
     def _begin_waiting(self, besides: Job | None = None) -> None:
         """Begin the waiting jobs whose claims and slots are free, in the order of :meth:`_turns`.
-        Of several jobs for one process only the first begins, since it takes the claim.
+        Only the first of several jobs for one process begins, since it takes the claim.
         """
         reserved: frozenset[int] = frozenset()
         for job in self._turns():
@@ -388,27 +360,3 @@ class JobTable:
             if job.task.token:
                 del self._tokens[job.task.owner, job.task.token]
             self._listener.forgotten(job)
-
-
-class _Notifier:
-    """Forwards progress reports of a thread to the event loop at a limited rate."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, notify: Callable[[], None]) -> None:
-        self._loop = loop
-        self._notify = notify
-        self._pending = False
-        self._last = 0.0
-
-    def __call__(self, progress: Progress) -> None:
-        if not self._pending:
-            self._pending = True
-            self._loop.call_soon_threadsafe(self._schedule)
-
-    def _schedule(self) -> None:
-        wait = self._last + NOTIFY_SECONDS - self._loop.time()
-        self._loop.call_later(max(0.0, wait), self._fire)
-
-    def _fire(self) -> None:
-        self._pending = False
-        self._last = self._loop.time()
-        self._notify()

@@ -107,7 +107,7 @@ class Checkpoints:
         return self._jobs.submit(task, before)
 
     def go_on(self, target: Target) -> None:
-        """Have a process go on that a checkpoint holds, from its own pid or one above it.
+        """Resume a program that a checkpoint holds; the target may be any process of its tree.
 
         Raises :class:`NoSuchProcess`, and :class:`Busy` if its image is not complete.
         """

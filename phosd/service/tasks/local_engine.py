@@ -10,15 +10,16 @@ from typing import TypeVar
 
 import msgspec
 
-from phosd.engine.criu.file_worker import Output
-from phosd.engine.criu.output_folders import Owner, remove_unneeded, unneeded
-from phosd.engine.criu.runtime_devices import RuntimeDevices
-from phosd.engine.criu.runtime_dump import RuntimeDump
+from phosd.engine.criu.dump.runtime_devices import RuntimeDevices
+from phosd.engine.criu.dump.runtime_dump import RuntimeDump
+from phosd.engine.criu.files.file_worker import Output
+from phosd.engine.criu.files.output_folders import Owner, remove_unneeded, unneeded
 from phosd.engine.hook_client.link import HookBlock, Kernel
 from phosd.engine.image.manifest import Manifest
 from phosd.engine.image.repack import compact
 from phosd.engine.image.verify import verify
 from phosd.engine.job.affected import InterruptedJob
+from phosd.engine.job.cancellation import Cancellation
 from phosd.engine.job.checks import Finding
 from phosd.engine.job.experience import Experience
 from phosd.engine.job.progress import Progress
@@ -30,21 +31,21 @@ from phosd.engine.node.node import Node, NodeConfig
 from phosd.engine.node.suspended import Suspended
 from phosd.engine.operations import runtime_checkpoint
 from phosd.engine.operations.admission import DiskLimits, context_bytes
-from phosd.engine.operations.caller_stream import CallerStream
 from phosd.engine.operations.checkpoint import CheckpointOptions, checkpoint, try_checkpoint
 from phosd.engine.operations.checkpoint.choose_mode import Choice
-from phosd.engine.operations.export_image import export_image
-from phosd.engine.operations.import_image import ImportOptions, import_image, try_import
 from phosd.engine.operations.migrate import MigrateOptions, migrate
 from phosd.engine.operations.permissions import ROOT, require_may_export, require_may_restore
 from phosd.engine.operations.pid_namespace import make_pid_namespace
-from phosd.engine.operations.rehearse import rehearse
-from phosd.engine.operations.restore import restore, try_restore
+from phosd.engine.operations.restore.rehearse import rehearse
+from phosd.engine.operations.restore.restore import restore, try_restore
 from phosd.engine.operations.resume import ResumeOptions, resume
 from phosd.engine.operations.runtime_checkpoint import Paused
 from phosd.engine.operations.suspend import SuspendOptions, suspend
 from phosd.engine.operations.swap import SwapOptions, swap
-from phosd.engine.program.process import GpuProcess
+from phosd.engine.operations.transfer.caller_stream import CallerStream
+from phosd.engine.operations.transfer.export_image import export_image
+from phosd.engine.operations.transfer.import_image import ImportOptions, import_image, try_import
+from phosd.engine.program.process import GpuProcess, is_gpu_process
 from phosd.engine.recovery.rescue import bring_back
 from phosd.engine.recovery.startup import settle
 from phosd.engine.system.host_memory import total_memory
@@ -182,11 +183,15 @@ class NodeEngine:
             return import_image(self._node, self._import(request, owner), stream, progress)
 
     def try_import(
-        self, request: ImportRequest, owner: int, uid: int, socket: str
+        self,
+        request: ImportRequest,
+        owner: int,
+        uid: int,
+        socket: str,
+        cancellation: Cancellation,
     ) -> list[Finding]:
-        progress = Progress()
-        with CallerStream(socket, uid, progress, _DRY_RUN_SECONDS) as stream:
-            return try_import(self._node, self._import(request, owner), stream, progress)
+        with CallerStream(socket, uid, cancellation, within=_DRY_RUN_SECONDS) as stream:
+            return try_import(self._node, self._import(request, owner), stream, cancellation)
 
     def _import(self, request: ImportRequest, owner: int) -> ImportOptions:
         said = msgspec.structs.asdict(request) | {"owner": owner}
@@ -204,6 +209,9 @@ class NodeEngine:
         suspended = suspend(self._node, pid, options, progress)
         progress.figures.stored_bytes = suspended.stored_bytes
         return suspended.where
+
+    def is_gpu_process(self, pid: int) -> bool:
+        return is_gpu_process(pid)
 
     def uses_gpus(self, pid: int) -> bool:
         return runtime_checkpoint.uses_gpus(pid)

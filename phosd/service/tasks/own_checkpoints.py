@@ -2,7 +2,7 @@
 
 The hook in a program connects to a socket in the runtime directory. The kernel says which process
 it is; it can name no other one, and what becomes of the request is decided as if its user had
-called ``Checkpoint``.
+called ``Checkpoint``. A hook that has no folder to listen in connects for that alone.
 """
 
 import asyncio
@@ -11,10 +11,13 @@ import logging
 import random
 import socket
 import time
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 
+from phosd import unix_sockets
+from phosd.engine.hook_client import places
 from phosd.engine.hook_client.wire import (
     HEADER,
     MAGIC,
@@ -26,31 +29,42 @@ from phosd.engine.hook_client.wire import (
     Type,
 )
 from phosd.engine.image.name import NAMES, may_be_given
-from phosd.engine.system.sockets import peer_of
-from phosd.errors import Busy, InvalidOption, NoSuchProcess, PhosError
+from phosd.engine.system import procfs
+from phosd.errors import Busy, InvalidOption, NoSuchProcess, PhosError, Unsupported
+from phosd.service.connections import accepted, readable, receive
 from phosd.service.dbus.caller import Caller
 from phosd.service.dbus.polkit import Action, Rights
+from phosd.service.dbus.query_pool import Readers
 from phosd.service.jobs.engine import Engine
 from phosd.service.jobs.options import OwnCheckpointRequest
 from phosd.service.jobs.table import JobTable
-from phosd.service.process_identity import Target, identify, require_same
+from phosd.service.process_identity import Target, identify_peer, require_same
 from phosd.service.tasks.checkpoints import Checkpoints
 
 SOCKET = "program.sock"
 MOST = 64
 """Most requests of one user in :data:`WINDOW` seconds."""
 WINDOW = 10.0
+CONNECTIONS = 256
+"""Most connections of one user in that time. A program makes one as it starts, too."""
 OPEN = 16
 """Most connections of one user at a time; each sends one request."""
+KEPT = 256
+"""Most requests of one user that are kept until their process knows what has come of them."""
+_WAITING = 1024
+"""Connections that may wait to be accepted."""
 _NAME_BYTES = 63
 """Most bytes of a name."""
 _PATIENCE = 2.0
 """Seconds that a connection may take for its request."""
-_AGAIN = 0.2
-"""Seconds after which a process is told again that another job worked on."""
+_AGAIN, _LONGEST = 0.2, 10.0
+"""Seconds after which a process is told again that another job works on: at first, and later."""
+TELL_SECONDS = 86400.0
+"""Seconds for which that is tried: the process may be suspended meanwhile."""
 _TRIES = 20
-"""Of a job that finds another one in its way. Ranks that share memory ask at once, and each of
-their jobs may hold a rank that the others need. All but the last one wait; that one fails.
+"""Times that a job is tried which finds another one in its way. Ranks that share memory ask at
+once, and each of their jobs may hold a rank that the others need. All but the last one wait; that
+one fails.
 """
 _END_SECONDS = 10.0
 """Seconds that all who ask have to hear, when phosd ends, that there will be no image."""
@@ -73,8 +87,34 @@ class _Refused(Exception):
     """Nothing that the hook would send; the connection ends without an answer."""
 
 
+class _Rate:
+    """How often users do something: ``most`` times in :data:`WINDOW` seconds."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._lately: dict[int, deque[float]] = defaultdict(deque)
+        self._cleared = time.monotonic()
+
+    def allows(self, uid: int) -> bool:
+        """Return whether a user may do it once more, and count that if so."""
+        now = time.monotonic()
+        if self._cleared < now - WINDOW:
+            self._cleared = now
+            for user in [u for u, times in self._lately.items() if times[-1] < now - WINDOW]:
+                del self._lately[user]
+        times = self._lately[uid]
+        while times and times[0] < now - WINDOW:
+            times.popleft()
+        if len(times) >= self._most:
+            return False
+        times.append(now)
+        return True
+
+
 class OwnCheckpoints:
-    """Serves the socket. Use it on the event loop only."""
+    """Serves the socket. Use it on the event loop only. ``is_known`` says whether the last scan has
+    found a process that uses a GPU.
+    """
 
     def __init__(
         self,
@@ -83,35 +123,45 @@ class OwnCheckpoints:
         checkpoints: Checkpoints,
         jobs: JobTable,
         rights: Rights,
+        readers: Readers,
+        is_known: Callable[[Target], bool],
     ) -> None:
+        self._runtime_dir = runtime_dir
         self._path = runtime_dir / SOCKET
         self._engine = engine
         self._checkpoints = checkpoints
         self._jobs = jobs
         self._rights = rights
-        self._server: asyncio.Server | None = None
-        self._open: dict[int, int] = defaultdict(int)
-        self._lately: dict[int, deque[float]] = defaultdict(deque)
+        self._readers = readers
+        self._is_known = is_known
+        self._listener: socket.socket | None = None
+        self._accepting: asyncio.Task[None] | None = None
+        self._open: Counter[int] = Counter()
+        self._kept: Counter[int] = Counter()
+        self._connections, self._requests = _Rate(CONNECTIONS), _Rate(MOST)
         self._tasks: set[asyncio.Task[None]] = set()
         self._ending = False
 
     async def start(self) -> None:
         """Listen. Without the socket phosd serves all others nevertheless."""
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         try:
             self._path.unlink(missing_ok=True)
-            listener.bind(str(self._path))
-            self._path.chmod(0o666)  # who connects is what the kernel says
-            self._server = await asyncio.start_unix_server(self._serve, sock=listener)
+            # The kernel says who connects.
+            listener = unix_sockets.listening(self._path, mode=0o666, backlog=_WAITING)
         except OSError as error:
-            listener.close()
             _log.warning("programs cannot ask for checkpoints at %s: %s", self._path, error)
+            return
+        listener.setblocking(False)
+        self._listener = listener
+        self._accepting = asyncio.get_running_loop().create_task(self._accept(listener))
 
     async def stop_listening(self) -> None:
         """Take no further requests; a program finds that phosd is not there."""
         self._ending = True
-        if self._server is not None:
-            self._server.close()
+        if self._accepting is not None and self._listener is not None:
+            self._accepting.cancel()  # before its descriptor gets another meaning for the loop
+            await asyncio.wait([self._accepting])
+            unix_sockets.stop_listening(self._listener)
             self._path.unlink(missing_ok=True)
 
     async def close(self) -> None:
@@ -122,83 +172,117 @@ class OwnCheckpoints:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        connection = writer.get_extra_info("socket")
-        pid, uid = peer_of(connection)
-        self._open[uid] += 1
+    async def _accept(self, listener: socket.socket) -> None:
+        async for connection in accepted(listener):
+            _, uid = unix_sockets.peer_of(connection)
+            if self._open[uid] >= OPEN or not self._connections.allows(uid):
+                unix_sockets.close(connection)
+                continue
+            try:
+                asks: Target | PhosError = identify_peer(connection)
+            except PhosError as error:
+                asks = error
+            self._open[uid] += 1
+            self._in_background(self._serve(connection, uid, asks))
+
+    def _in_background(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _serve(self, connection: socket.socket, uid: int, asks: "Target | PhosError") -> None:
+        """Take the request of a process, if there is none that stands against it."""
+        loop = asyncio.get_running_loop()
         try:
-            if self._open[uid] > OPEN:
-                return
+            self._give_place(unix_sockets.peer_of(connection)[0])
             async with asyncio.timeout(_PATIENCE):
-                sequence, wish = await _request(reader)
+                sequence, wish = await _request(connection)
                 try:
-                    target = self._admit(pid, uid, wish)
+                    if isinstance(asks, PhosError):
+                        raise asks
+                    await self._admit(asks, uid, wish)
                 except PhosError as error:
-                    writer.write(_reply(sequence, Status.BUSY, _text(error)))
+                    answer = _reply(sequence, Status.BUSY, _text(error))
+                    await loop.sock_sendall(connection, answer)
                     return
-                writer.write(_reply(sequence, Status.OK))
-            await _until_closed(reader)
-            self._begin(target, uid, wish)
-        except (TimeoutError, OSError, asyncio.IncompleteReadError, _Refused) as error:
-            _log.debug("process %d (uid %d) asked for nothing: %r", pid, uid, error)
+                await loop.sock_sendall(connection, _reply(sequence, Status.OK))
+            await _until_closed(connection)
+            if not self._ending:  # the hook sees that the socket is gone
+                self._in_background(self._save(asks, uid, wish))
+        except (TimeoutError, OSError, EOFError, _Refused) as error:
+            _log.debug("a process of uid %d (%s) asked for nothing: %r", uid, asks, error)
         finally:
             self._open[uid] -= 1
-            if not self._open[uid]:
-                del self._open[uid]
-            writer.close()
-            with contextlib.suppress(OSError):
-                await writer.wait_closed()
+            self._open += Counter()  # forget who has none
+            unix_sockets.close(connection)
 
-    def _admit(self, pid: int, uid: int, wish: "_Wish") -> Target:
-        """Return the process that asks. Raises :class:`NoSuchProcess`, :class:`InvalidOption` and
-        :class:`Busy`.
+    def _give_place(self, pid: int) -> None:
+        """Have a folder for the hooks of its user; who is in a container asks elsewhere."""
+        try:
+            places.make_place(self._runtime_dir, pid)
+        except Unsupported as error:  # one user may have many ids, and fill the log
+            _log.debug("process %d gets no place for its hook's socket: %s", pid, error)
+        except (OSError, PhosError) as error:
+            if procfs.process_id(pid) is not None:  # who ends at once may fill the log, too
+                _log.warning("process %d has no place for its hook's socket: %s", pid, error)
+
+    async def _admit(self, asks: Target, uid: int, wish: "_Wish") -> None:
+        """Raise :class:`NoSuchProcess`, :class:`InvalidOption` and :class:`Busy` for a request that
+        is not kept.
         """
-        if pid == 0:
-            raise NoSuchProcess(
-                "phosd does not see the process that asks",
-                hint="it is in a pid namespace that is not below phosd's",
-            )
-        target = identify(pid)
         if wish.name and not may_be_given(wish.name):
             raise InvalidOption(f"{wish.name!r} can be no name of an image", hint=NAMES)
-        now = time.monotonic()
-        for user in [user for user, times in self._lately.items() if times[-1] < now - WINDOW]:
-            del self._lately[user]
-        times = self._lately[uid]
-        while times and times[0] < now - WINDOW:
-            times.popleft()
-        if len(times) >= MOST:
+        self._count(uid)
+        require_same(asks)
+        if not self._is_known(asks) and not await self._readers.run(
+            uid, self._engine.is_gpu_process, asks.pid
+        ):
+            raise NoSuchProcess(
+                f"process {asks.pid} uses no GPU", hint="ask when it has initialised CUDA"
+            )
+
+    def _count(self, uid: int) -> None:
+        """Count a request. Raises :class:`Busy` if the user has made too many."""
+        if self._kept[uid] >= KEPT:
+            raise Busy(
+                f"{KEPT} checkpoints that programs of uid {uid} have asked for are not over",
+                hint="ask again when one is",
+            )
+        if not self._requests.allows(uid):
             raise Busy(
                 f"programs of uid {uid} have asked for {MOST} checkpoints in {WINDOW:g} s",
                 hint="ask less often",
             )
-        times.append(now)
-        return target
-
-    def _begin(self, target: Target, uid: int, wish: "_Wish") -> None:
-        if self._ending:  # the hook sees that the socket is gone
-            return
-        task = asyncio.get_running_loop().create_task(self._save(target, uid, wish))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     async def _save(self, target: Target, uid: int, wish: "_Wish") -> None:
         """Checkpoint a process that asks for it, and tell it what has come of that."""
+        self._kept[uid] += 1
         try:
-            error = await self._checkpoint(target, uid, wish)
-        except PhosError as refused:
-            error = refused
-        text = "" if error is None else _text(error)
-        while True:
             try:
-                require_same(target)
-                await asyncio.to_thread(self._engine.answer_wish, target.id, wish.number, text)
+                error = await self._checkpoint(target, uid, wish)
+            except PhosError as refused:
+                error = refused
+            await self._tell(target, uid, wish, "" if error is None else _text(error))
+        except PhosError as gone:
+            _log.info("process %d was not told of its checkpoint: %s", target.pid, gone)
+        finally:
+            self._kept[uid] -= 1
+            self._kept += Counter()
+
+    async def _tell(self, target: Target, uid: int, wish: "_Wish", text: str) -> None:
+        """Tell a process what has come of its request, with the threads that are its user's."""
+        give_up = time.monotonic() + TELL_SECONDS
+        pause = _AGAIN
+        while True:
+            require_same(target)
+            try:
+                await self._readers.run(uid, self._engine.answer_wish, target.id, wish.number, text)
                 return
             except Busy:  # another job works on it, which may be about to save it
-                await asyncio.sleep(_AGAIN)
-            except PhosError as gone:
-                _log.info("process %d was not told of its checkpoint: %s", target.pid, gone)
-                return
+                if time.monotonic() > give_up:
+                    raise
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _LONGEST)
 
     async def _checkpoint(self, target: Target, uid: int, wish: "_Wish") -> PhosError | None:
         caller = Caller(uid, process=target.id)
@@ -225,15 +309,15 @@ class OwnCheckpoints:
         return job.error
 
 
-async def _request(reader: asyncio.StreamReader) -> "tuple[int, _Wish]":
+async def _request(connection: socket.socket) -> "tuple[int, _Wish]":
     """Return the sequence number, and what the process asks for."""
-    header = HEADER.unpack(await reader.readexactly(HEADER.size))
+    header = HEADER.unpack(await receive(connection, HEADER.size))
     magic, version, kind, sequence, _, length, descriptors = header
     expected = (MAGIC, VERSION, Type.PROGRAM, 0)
     longest = PROGRAM_WISH.size + _NAME_BYTES
     if (magic, version, kind, descriptors) != expected or length > longest:
         raise _Refused(f"a message of type {kind} with {length} bytes")
-    body = await reader.readexactly(length)
+    body = await receive(connection, length)
     if length < PROGRAM_WISH.size:
         raise _Refused(f"a wish of {length} bytes")
     number, then, name_bytes = PROGRAM_WISH.unpack_from(body)
@@ -243,11 +327,11 @@ async def _request(reader: asyncio.StreamReader) -> "tuple[int, _Wish]":
     return sequence, _Wish(number, THENS[then], name.decode("ascii", "replace"))
 
 
-async def _until_closed(reader: asyncio.StreamReader) -> None:
+async def _until_closed(connection: socket.socket) -> None:
     """Wait until the hook has closed the connection: the checkpoint would be refused for it."""
-    with contextlib.suppress(TimeoutError, OSError):
+    with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_PATIENCE):
-            await reader.read(1)
+            await readable(connection)
 
 
 def _reply(sequence: int, status: Status, text: str = "") -> bytes:

@@ -17,15 +17,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from phosd.engine.criu.runtime_devices import RuntimeDevices
-from phosd.engine.criu.runtime_dump import RuntimeDump, is_held
+from phosd import unix_sockets
+from phosd.engine.criu.dump.runtime_devices import RuntimeDevices
+from phosd.engine.criu.dump.runtime_dump import RuntimeDump, is_held
 from phosd.engine.job.experience import Experience
 from phosd.engine.job.progress import Progress
 from phosd.engine.node.suspended import Suspended
 from phosd.engine.operations.runtime_checkpoint import Paused
 from phosd.engine.system import cgroups
-from phosd.engine.system.sockets import peer_of
 from phosd.errors import InvalidOption, NoSuchProcess, PhosError
+from phosd.service.connections import accepted, readable
 from phosd.service.history.history import History
 from phosd.service.jobs.engine import Engine
 from phosd.service.jobs.options import ResumeRequest
@@ -37,6 +38,8 @@ SOCKET = "runtime.sock"
 MOST = 64
 """Most runtimes that are served at a time."""
 _REQUEST_BYTES = 64
+_MOST_DESCRIPTORS = 253
+"""The kernel passes no more in a message, and closes those for which there is no room."""
 _ANSWER_BYTES = 4000
 _LOOK_SECONDS = 0.02
 _ROOT = 0
@@ -65,17 +68,15 @@ class RuntimeCheckpoints:
 
     async def start(self) -> None:
         """Listen. Without the socket phosd serves all others nevertheless."""
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
         try:
             self._path.unlink(missing_ok=True)
-            listener.bind(str(self._path))
-            self._path.chmod(0o600)
-            listener.listen(MOST)
-            listener.setblocking(False)
+            listener = unix_sockets.listening(
+                self._path, kind=socket.SOCK_SEQPACKET, backlog=MOST, descriptors=True
+            )
         except OSError as error:
-            listener.close()
             _log.warning("runtimes cannot save GPU programs by %s: %s", self._path, error)
             return
+        listener.setblocking(False)
         self._listener = listener
         self._accepting = asyncio.get_running_loop().create_task(self._accept(listener))
         for left in await asyncio.to_thread(self._jobs.engine.left_by_runtimes):
@@ -86,7 +87,7 @@ class RuntimeCheckpoints:
         if self._accepting is not None and self._listener is not None:
             self._accepting.cancel()  # before its descriptor gets another meaning for the loop
             await asyncio.wait([self._accepting])
-            self._listener.close()
+            unix_sockets.stop_listening(self._listener)
             self._path.unlink(missing_ok=True)
 
     async def close(self) -> None:
@@ -102,14 +103,11 @@ class RuntimeCheckpoints:
         task.add_done_callback(self._tasks.discard)
 
     async def _accept(self, listener: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            connection, _ = await loop.sock_accept(listener)
-            if peer_of(connection)[1] != _ROOT or len(self._tasks) >= MOST:
-                connection.close()
-                continue
-            connection.setblocking(False)
-            self._begin(_Talk(connection, self._jobs).hold())
+        async for connection in accepted(listener):
+            if unix_sockets.peer_of(connection)[1] != _ROOT or len(self._tasks) >= MOST:
+                unix_sockets.close(connection)
+            else:
+                self._begin(_Talk(connection, self._jobs).hold())
 
 
 @dataclass(frozen=True)
@@ -221,7 +219,7 @@ class _Talk:
         except (OSError, ValueError) as error:
             _log.warning("a runtime's CRIU: %s", error)
         finally:
-            self._connection.close()
+            unix_sockets.close(self._connection)
             if self._saving is not None:
                 await self._saving.end(self._jobs.table)
             if self._folder >= 0:
@@ -345,18 +343,15 @@ class _Talk:
 
     async def _next(self) -> str:
         """Return the next request; empty at the end. Takes the folder that comes with it."""
-        loop, readable = asyncio.get_running_loop(), asyncio.Event()
-        loop.add_reader(self._connection, readable.set)
-        try:
-            await readable.wait()
-        finally:
-            loop.remove_reader(self._connection)
-        data, descriptors, _, _ = socket.recv_fds(self._connection, _REQUEST_BYTES, 2)
+        await readable(self._connection)
+        data, descriptors, _, _ = socket.recv_fds(
+            self._connection, _REQUEST_BYTES, _MOST_DESCRIPTORS
+        )
         for descriptor in descriptors:
             if self._folder < 0 and stat.S_ISDIR(os.fstat(descriptor).st_mode):
                 self._folder = descriptor
             else:
-                os.close(descriptor)
+                unix_sockets.abandon(descriptor)
         return data.decode("ascii")
 
     async def _say(self, text: str) -> None:

@@ -48,7 +48,7 @@ void release_primary(CUdevice ordinal) {
     if (--device.primary_count == 0) end_primary(device);
 }
 
-// Who retained the context must retain it anew.
+// Whoever retained the context must retain it anew.
 void reset_primary(CUdevice ordinal) {
     Device& device = runtime().device(ordinal);
     std::lock_guard lock(device.mutex);

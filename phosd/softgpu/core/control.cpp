@@ -92,7 +92,7 @@ void await_listening(int pid, int thread) {
     for (int looks = 0; looks < 1000; ++looks) {
         std::ifstream file(path);
         std::string number;
-        // "running" is a thread in no call. Who may not look has no dump made either.
+        // "running" is a thread in no call. A process that may not look gets no dump either.
         if (!(file >> number) || number == std::to_string(SYS_accept4)) return;
         usleep(1000);
     }

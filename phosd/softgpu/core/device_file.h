@@ -1,6 +1,6 @@
 // A device that the process has open and mapped while it uses the GPU, as it has NVIDIA's.
 //
-// Of what the process forks, the child has both as well, and keeps them when the driver's
+// A child that the process forks has both as well, and keeps them when the driver's
 // checkpoint of the parent gives them up (H200, 580.159).
 #pragma once
 

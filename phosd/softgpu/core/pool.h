@@ -46,8 +46,8 @@ struct Pool {
     int reuse_follow_events = 1, reuse_opportunistic = 1, reuse_internal = 1;
 
   private:
-    // Managed memory is there for all. Who was given access is remembered: a bit for each device,
-    // and one for the host.
+    // Managed memory is there for all. The devices that were given access are kept: a bit for each
+    // device, and one for the host.
     std::atomic<unsigned> advised_{0};
 };
 using PoolPtr = std::shared_ptr<Pool>;

@@ -1,4 +1,4 @@
-// Who uses how much of one GPU's memory, over all processes of the machine.
+// The memory of one GPU that each process uses, over all processes of the machine.
 //
 // A file of fixed-size records, one for each process and physical allocation. An allocation is
 // known by its inode, so memory that several processes hold counts once. The file is opened,

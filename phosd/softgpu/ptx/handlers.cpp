@@ -15,19 +15,12 @@ Map handlers_of_processor() {
         for (size_t i = 0; i < table.count; ++i)
             map.emplace(table.entries[i].name, table.entries[i].handler);
     };
-#define PHOS_ADD_V4(table) add(isa_v4::table##_handlers());
 #define PHOS_ADD_V3(table) add(isa_v3::table##_handlers());
 #define PHOS_ADD_BASE(table) add(isa_base::table##_handlers());
 #ifdef PHOS_X86
-    // PHOS_SOFTGPU_ISA=base or v3 leaves newer instructions unused, to compare the sets.
+    // PHOS_SOFTGPU_ISA=base leaves newer instructions unused, to compare the sets.
     const char* chosen = std::getenv("PHOS_SOFTGPU_ISA");
-    const std::string_view most = chosen ? chosen : "v4";
-    if (most == "v4" && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
-        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw") &&
-        __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("bmi2")) {
-        PHOS_HANDLER_TABLES(PHOS_ADD_V4)
-        return map;
-    }
+    const std::string_view most = chosen ? chosen : "v3";
     if (most != "base" && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
         __builtin_cpu_supports("f16c") && __builtin_cpu_supports("bmi2")) {
         PHOS_HANDLER_TABLES(PHOS_ADD_V3)

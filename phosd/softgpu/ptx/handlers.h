@@ -31,9 +31,6 @@ PHOS_HANDLER_TABLES(PHOS_DECLARE)
 namespace isa_v3 {
 PHOS_HANDLER_TABLES(PHOS_DECLARE)
 }
-namespace isa_v4 {
-PHOS_HANDLER_TABLES(PHOS_DECLARE)
-}
 #undef PHOS_DECLARE
 
 }  // namespace phos::ptx

@@ -14,7 +14,6 @@ from phosd.client.kernels import Kernel as KnownKernel
 from phosd.client.kernels import kernel
 from phosd.client.records import Gpu, Image, Job, Process
 from phosd.client.text import container_text
-from phosd.client.times import interval_text
 from phosd.tui.actions import Action, bindings
 from phosd.tui.node import Contact, Node
 from phosd.tui.screens.base import NodeScreen
@@ -23,6 +22,7 @@ from phosd.tui.text import command_line, human_bytes, plain, seconds, since
 from phosd.tui.widgets.job import progress_text, result_text, state_cell
 from phosd.tui.widgets.listing import Listing
 from phosd.tui.widgets.table import Cell, Column, RecordTable
+from phosd.units import duration_text
 
 
 @dataclass(frozen=True)
@@ -211,7 +211,7 @@ def _facts(process: Process, node: Node, *, ended: bool) -> Text:
     image = node.image(process.last_image)
     age = f", {since(image.created, node.now())} old" if image else ""
     every = (
-        f"every {interval_text(process.every)}, the last {process.keep} kept"
+        f"every {duration_text(process.every)}, the last {process.keep} kept"
         if process.every
         else "no"
     )

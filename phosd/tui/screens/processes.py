@@ -10,7 +10,6 @@ from textual.widgets import Static
 
 from phosd.client.records import Gpu, Image, Job, Process
 from phosd.client.text import container_text
-from phosd.client.times import interval_text
 from phosd.tui.actions import Action, bindings
 from phosd.tui.node import Contact, Node
 from phosd.tui.screens import moving
@@ -23,6 +22,7 @@ from phosd.tui.widgets.gpus import GpuLines
 from phosd.tui.widgets.job import job_line
 from phosd.tui.widgets.listing import UNKNOWN, Listing
 from phosd.tui.widgets.table import Cell, Column, RecordTable
+from phosd.units import duration_text
 
 NO_JOB = "/"
 """Returned instead of a job's path by a call that ends a schedule."""
@@ -139,13 +139,13 @@ class ProcessesScreen(NodeScreen):
             elif process.reason:
                 parts.append(f"{process.hook}: {process.reason}")
             if self._standing([process]):
-                parts.append("it stands still, and no job works on it: b has it run again")
+                parts.append("stopped, and no job works on it: press b to resume it")
             if process.container:
                 parts.append(f"in container {container_text(process.container)}")
             if process.slurm_step:
-                parts.append(f"in step {process.slurm_step} of Slurm's")
+                parts.append(f"Slurm step {process.slurm_step}")
             if process.every:
-                every = interval_text(process.every)
+                every = duration_text(process.every)
                 parts.append(f"saved every {every}, the last {process.keep} are kept")
             if process.last_image:
                 parts.append(f"last image {process.last_image}")

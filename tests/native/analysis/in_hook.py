@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from phosd.engine.analysis.evaluation import Launch
-from phosd.engine.analysis.idempotency import Verdict, of_launch
-from phosd.engine.analysis.opcodes import Use
-from phosd.engine.analysis.ranges import Span, merged, spans
+from phosd.engine.analysis.code.opcodes import Use
+from phosd.engine.analysis.reference.evaluation import Launch
+from phosd.engine.analysis.reference.launch_verdict import Verdict, of_launch
+from phosd.engine.analysis.reference.ranges import Span, merged, spans
 from phosd.engine.analysis.summary import Summary
 from tests.native.analysis.oracle import Seen, sunk
 

@@ -11,15 +11,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from phosd.engine.analysis import cubin
-from phosd.engine.analysis.disassembly import disassemble
-from phosd.engine.analysis.evaluation import Launch
-from phosd.engine.analysis.follow import Followed
-from phosd.engine.analysis.opcodes import Use
+from phosd.engine.analysis.code import cubin
+from phosd.engine.analysis.code.disassembly import disassemble
+from phosd.engine.analysis.code.opcodes import Use
+from phosd.engine.analysis.code.tools import Tool, run
 from phosd.engine.analysis.provenance import origin
-from phosd.engine.analysis.ranges import spans
+from phosd.engine.analysis.reference.evaluation import Evaluation, Launch
+from phosd.engine.analysis.reference.ranges import spans
 from phosd.engine.analysis.summary import Summary, of_code
-from phosd.engine.analysis.tools import Tool, run
+from phosd.engine.analysis.thread.followed import Followed
 from tests.native.analysis.generator import ARRAY_BYTES, HEADER, Kernel
 from tests.native.corpus.device import compile_ptx
 from tests.native.softgpu import program
@@ -169,7 +169,7 @@ def compare(followed: Followed, seen: Seen) -> Outcome:
             outcome.ranges += 1
             found = [(one.begin, one.end) for one in where]
         else:
-            came = origin(followed, access, seen.launch)
+            came = origin(followed, access, Evaluation(followed, access.facts, seen.launch).places)
             if came.unknown or came.anywhere:
                 outcome.unknown += 1
                 everywhere |= set(uses)

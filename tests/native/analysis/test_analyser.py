@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from phosd.engine.analysis import table, tools
-from phosd.engine.analysis.tools import Tool, run
+from phosd.engine.analysis import table
+from phosd.engine.analysis.code import cage
+from phosd.engine.analysis.code.tools import Tool, run
 from phosd.engine.kernels import analyser as analysing
 from phosd.engine.kernels.analyser import Analyser
 from phosd.engine.kernels.cache import Cache
@@ -186,7 +187,7 @@ def test_other_tools_are_tried(
     worker(monkeypatch, tmp_path, "os.abort()")
     with Module.of(b"any") as module:
         assert analyser.analyse(module, 90).entry.state is State.CRASHED
-        monkeypatch.setattr("phosd.engine.analysis.tools.version", lambda: "another")
+        monkeypatch.setattr("phosd.engine.analysis.code.tools.version", lambda: "another")
         worker(monkeypatch, tmp_path, "say(kernel='a', facts={}); say(done=True)")
         assert set(analyser.analyse(module, 90).entry.kernels) == {"a"}
 
@@ -219,7 +220,7 @@ say(done=True)
     with Module.of(b"any") as module:
         said = analyser.analyse(module, 90).entry.kernels["k"].unknown_reads
     real, effective, saved = map(int, said[0].strip("()").split(", "))
-    assert real == effective == saved in tools._IDS
+    assert real == effective == saved in cage.IDS
     denied = "Operation not permitted"
     assert said[1:] == (
         *(str(os.SCHED_IDLE), "Permission denied", denied, denied),

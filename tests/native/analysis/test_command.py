@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from phosd.cli.main import main
-from phosd.engine.analysis.tools import Tool, run
+from phosd.engine.analysis.code.tools import Tool, run
 from tests.native.analysis.oracle import machine_code
 from tests.system.cli.test_json import check
 

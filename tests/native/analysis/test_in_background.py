@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from phosd.engine.analysis import table
-from phosd.engine.analysis.cubin import Kernel
+from phosd.engine.analysis.code.cubin import Kernel
 from phosd.engine.analysis.summary import Summary
 from phosd.engine.hook_client.code_images import CodeImage, Held, hash_of
 from phosd.engine.hook_client.wire import LAUNCHES_ASK, Status, Type
@@ -351,7 +351,7 @@ def test_without_tools_nothing_is_tried_until_there_are_some(
     for _ in range(3):
         assert not analysis.step(mine())
     assert len(stage.asked) == 1 and states(analysis) == {"one": "no-tool"}
-    monkeypatch.setattr("phosd.engine.analysis.tools.version", lambda: "installed")
+    monkeypatch.setattr("phosd.engine.analysis.code.tools.version", lambda: "installed")
     stage.missing = ""
     analysis.hurry(me(), 0)
     until_idle(analysis)

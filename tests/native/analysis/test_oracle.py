@@ -10,8 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from phosd.engine.analysis import table
-from phosd.engine.analysis.evaluation import Launch
-from phosd.engine.analysis.idempotency import Verdict, of_launch
+from phosd.engine.analysis.reference.evaluation import Launch
+from phosd.engine.analysis.reference.launch_verdict import Verdict, of_launch
 from tests.native.analysis import generator, in_hook, oracle
 from tests.support import rotation
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from phosd.engine.analysis.opcodes import Use
-from phosd.engine.analysis.tools import Tool, run
+from phosd.engine.analysis.code.opcodes import Use
+from phosd.engine.analysis.code.tools import Tool, run
 from tests.native.analysis.oracle import analysed
 
 PTX = """.version 8.4

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from phosd.cli.main import main
-from phosd.engine.analysis.images import loadable
+from phosd.engine.analysis.code.images import loadable
 from phosd.engine.image.folder import StoreFolder
 from phosd.engine.kernels.analyser import Analyser
 from phosd.engine.kernels.cache import Cache

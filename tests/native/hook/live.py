@@ -10,7 +10,7 @@ from typing import Self
 
 from phosd.engine.hook_client.link import HookLink
 from phosd.errors import NoSuchProcess
-from tests.support.harness import PATIENCE, environment, running, wait_until
+from tests.support.harness import PATIENCE, environment, running, users_hooks, wait_until
 
 PRELUDE = '''
 import sys
@@ -94,9 +94,10 @@ def live(code: str, runtime: Path, first: str = "", **extra: str) -> Iterator[Li
     """Run ``first``, :data:`PRELUDE` and ``code`` under the hook; all must end well and say nothing
     on stderr. The program is ready for a link as soon as ``cuInit`` has returned.
     """
-    (runtime / "hook").mkdir(exist_ok=True)
+    users_hooks(runtime)
     with running(
-        [sys.executable, "-c", first + PRELUDE + code],
+        # Python 3.12 and newer warn of a fork beside the threads of the hook.
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", first + PRELUDE + code],
         env=environment(hooked=True, runtime=runtime, extra=extra),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from tests.native.hook.live import PRELUDE
-from tests.support.harness import PATIENCE, environment
+from tests.support.harness import PATIENCE, environment, users_hooks
 
 CAPTURES = """
 import threading
@@ -70,7 +70,7 @@ for mode in modes:
 
 def test_captures_meet_what_they_would_without_it(tmp_path: Path) -> None:
     """Every mode of capture and thread: the answers, and whether the capture lives on."""
-    (tmp_path / "hook").mkdir()
+    users_hooks(tmp_path)
     outputs = []
     for hooked in (False, True):
         done = subprocess.run(

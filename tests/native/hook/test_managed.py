@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.support.harness import PROGRAMS, environment
+from tests.support.harness import PROGRAMS, environment, users_hooks
 
 PROGRAM = Path(__file__).parent / "programs" / "answers_of_managed.py"
 
@@ -23,7 +23,7 @@ def answers(place: Path, **more: str) -> dict[str, object]:
 
 
 def test_it_answers_like_the_driver_s(tmp_path: Path) -> None:
-    (tmp_path / "hook").mkdir()
+    users_hooks(tmp_path)
     natively, in_host = answers(tmp_path), answers(tmp_path, PHOS_MANAGED="host")
     assert len(natively) > 20
     assert in_host == natively

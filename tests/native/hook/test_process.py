@@ -1,17 +1,22 @@
 """The hook in real programs: it changes nothing, and shares memory as the driver does."""
 
+import os
 import re
+import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from uuid import UUID
 
 import pytest
 
+from phosd.engine.hook_client.wire import HEADER, MAGIC, VERSION, Type
 from phosd.engine.program import process
 from phosd.engine.system.native import hook_library
+from phosd.unix_sockets import peer_of
 from tests.native.hook.live import PRELUDE, linked, live
-from tests.support.harness import environment, running
+from tests.support.harness import PATIENCE, environment, running, users_hooks
 
 PROGRAMS = Path(__file__).parent / "programs"
 
@@ -57,10 +62,10 @@ def test_a_program_prints_the_same_with_and_without_it(tmp_path: Path) -> None:
 
 
 def test_nothing_happens_before_cuinit_or_when_it_is_off(tmp_path: Path) -> None:
-    (tmp_path / "hook").mkdir()
+    users_hooks(tmp_path)
     look = (
         "import os, time\n{}\ntime.sleep(0.3)\n"
-        "folder = os.environ['PHOS_RUNTIME_DIR'] + '/hook'\n"
+        "folder = os.environ['PHOS_RUNTIME_DIR'] + f'/hook/{{os.geteuid()}}'\n"
         "print(len(os.listdir('/proc/self/task')), os.listdir(folder))"
     )
     quiet = run(look.format("import cuda.bindings.driver"), hooked=True, runtime=tmp_path)
@@ -74,7 +79,8 @@ def test_nothing_happens_before_cuinit_or_when_it_is_off(tmp_path: Path) -> None
     assert off.stdout.endswith(" []\n"), off.stderr
     listening = (
         "from cuda.bindings import driver; driver.cuInit(0)\n"
-        "folder, end = os.environ['PHOS_RUNTIME_DIR'] + '/hook', time.monotonic() + 50\n"
+        "folder = os.environ['PHOS_RUNTIME_DIR'] + f'/hook/{os.geteuid()}'\n"
+        "end = time.monotonic() + 50\n"
         "while not os.listdir(folder) and time.monotonic() < end: time.sleep(0.01)"
     )
     on = run(
@@ -83,6 +89,29 @@ def test_nothing_happens_before_cuinit_or_when_it_is_off(tmp_path: Path) -> None
         runtime=tmp_path,
     )
     assert on.stdout.endswith(".sock']\n"), on.stderr
+
+
+def test_it_calls_phosd_for_a_folder_to_listen_in(tmp_path: Path) -> None:
+    """And has nothing to say; it listens as soon as there is one of its user's."""
+    folder = users_hooks(tmp_path)
+    os.chown(folder, 1, 1)
+    code = "import sys\nfrom cuda.bindings import driver; driver.cuInit(0); sys.stdin.read()"
+    words, env = [sys.executable, "-c", code], environment(hooked=True, runtime=tmp_path)
+    with socket.socket(socket.AF_UNIX) as phosd:
+        phosd.bind(str(tmp_path / "program.sock"))
+        phosd.listen()
+        phosd.settimeout(PATIENCE)
+        with running(words, env=env, stdin=subprocess.PIPE) as program:
+            assert program.stdin is not None
+            for _ in range(2):
+                called, _ = phosd.accept()
+                with called:
+                    assert (peer_of(called), called.recv(1)) == ((program.pid, os.geteuid()), b"")
+                assert not any(folder.iterdir())
+            os.chown(folder, os.geteuid(), -1)
+            with linked(program.pid, tmp_path) as link:
+                assert link.hello().pid == program.pid
+            program.stdin.close()
 
 
 def test_it_needs_libc_alone_and_takes_few_names_but_the_drivers() -> None:
@@ -119,7 +148,7 @@ def test_it_tells_the_devices_by_the_programs_own_numbers(tmp_path: Path) -> Non
 
 
 def test_memory_shared_by_legacy_ipc(tmp_path: Path) -> None:
-    (tmp_path / "hook").mkdir()
+    users_hooks(tmp_path)
     env = environment(hooked=True, runtime=tmp_path)
     with running(
         [sys.executable, PROGRAMS / "ipc_owner.py"],
@@ -188,6 +217,46 @@ def test_an_event_is_opened_under_the_hook_only(tmp_path: Path) -> None:
         assert program.hears() == "reached"
         hello = program.link.hello()
         assert hello.parkable and not hello.uses_unsupported
+
+
+_STRANGER = """
+import os, socket, sys
+user, path, hello = int(sys.argv[1]), sys.argv[2], bytes.fromhex(sys.argv[3])
+os.setgroups([])
+os.setresgid(user, user, user)
+os.setresuid(user, user, user)
+connection = socket.socket(socket.AF_UNIX)
+connection.settimeout(60)
+connection.connect(path)
+try:
+    connection.sendall(hello)
+    print(len(connection.recv(4096)))
+except (BrokenPipeError, ConnectionResetError):
+    print(0)
+"""
+
+
+def test_it_answers_root_and_its_own_user_alone(tmp_path: Path) -> None:
+    """Also if somebody else can reach its socket: it has been opened to all here."""
+    hello = HEADER.pack(MAGIC, VERSION, Type.HELLO, 1, 0, 0, 0).hex()
+
+    def answered(user: int, place: Path) -> int:
+        command = ["/usr/bin/python3", "-S", "-c", _STRANGER, str(user), str(place), hello]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        return int(done.stdout)
+
+    with tempfile.TemporaryDirectory(prefix="phos-open-") as name:
+        runtime = Path(name)
+        with live('say("up")\nsys.stdin.readline()\n', runtime) as program:
+            assert program.hears() == "up"
+            place = users_hooks(runtime) / f"{program.process.pid}.sock"
+            for path in (runtime, place.parent.parent, place.parent):
+                path.chmod(0o755)
+            place.chmod(0o666)
+            assert answered(0, place) > HEADER.size
+            assert answered(65534, place) == 0
+            assert answered(0, place) > HEADER.size
+            program.tell()
 
 
 MODULE = """

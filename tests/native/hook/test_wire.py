@@ -6,7 +6,7 @@ import struct
 import subprocess
 from pathlib import Path
 
-from phosd.engine.analysis import table, table_body
+from phosd.engine.analysis import table, table_layout
 from phosd.engine.hook_client import wire
 from phosd.engine.hook_client.link import HookState
 from phosd.engine.hook_client.wire import Ask, BlockFlag, ProgramOutcome, Release, Status, Type
@@ -69,7 +69,7 @@ def test_layouts_are_those_of_the_header(tmp_path: Path) -> None:
 
 def test_layouts_of_tables_are_those_of_the_header(tmp_path: Path) -> None:
     of_access = struct.Struct("<IIBBH8s8s8s8s8s")
-    assert of_access.size == table_body.ACCESS.size
+    assert of_access.size == table_layout.ACCESS.size
     structs = {
         "Header": (
             table.HEADER,
@@ -89,23 +89,23 @@ def test_layouts_of_tables_are_those_of_the_header(tmp_path: Path) -> None:
                 *("accesses", "refs", "compared", "reserved"),
             ),
         ),
-        "Role": (table_body.ROLE, ("input", "use")),
-        "Input": (table_body.INPUT, ("offset", "size")),
+        "Role": (table_layout.ROLE, ("input", "use")),
+        "Input": (table_layout.INPUT, ("offset", "size")),
         "Node": (
-            table_body.NODE,
+            table_layout.NODE,
             ("kind", "bits", "count", "one", "at", "other", "low", "high"),
         ),
-        "Factor": (table_body.FACTOR, ("factor", "node", "reserved")),
+        "Factor": (table_layout.FACTOR, ("factor", "node", "reserved")),
         "Condition": (
-            table_body.CONDITION,
+            table_layout.CONDITION,
             (
                 *("how", "is_signed", "width", "one", "other", "word_of_one", "word_of_other"),
                 "reserved",
             ),
         ),
-        "Key": (table_body.KEY, ("kind", "at", "count", "reserved")),
-        "Loop": (table_body.LOOP, ("at", "count")),
-        "List": (table_body.LOOP, ("at", "count")),
+        "Key": (table_layout.KEY, ("kind", "at", "count", "reserved")),
+        "Loop": (table_layout.LOOP, ("at", "count")),
+        "List": (table_layout.LOOP, ("at", "count")),
         "Access": (
             of_access,
             (
@@ -189,11 +189,11 @@ def test_numbers_of_tables_are_those_of_the_header() -> None:
         "MaxKernels": table.MAX_KERNELS,
         "MaxBytes": table.MAX_BYTES,
         "MaxName": table.MAX_NAME,
-        "MaxInputs": table_body.MAX_INPUTS,
-        "MaxNodes": table_body.MAX_NODES,
-        "MaxAccesses": table_body.MAX_ACCESSES,
-        "MaxRefs": table_body.MAX_REFS,
-        "None": table_body.NONE,
+        "MaxInputs": table_layout.MAX_INPUTS,
+        "MaxNodes": table_layout.MAX_NODES,
+        "MaxAccesses": table_layout.MAX_ACCESSES,
+        "MaxRefs": table_layout.MAX_REFS,
+        "None": table_layout.NONE,
     }
     assert members(text, "enum KernelFlags") == {
         "kReadsKnown": table.READS_KNOWN,
@@ -205,12 +205,12 @@ def test_numbers_of_tables_are_those_of_the_header() -> None:
         "kOverwritesNothing": table.OVERWRITES_NOTHING,
     }
     assert members(text, "enum AccessFlags") == {
-        "kUnknownOrigin": table_body.UNKNOWN_ORIGIN,
-        "kFromAnyWord": table_body.FROM_ANY_WORD,
+        "kUnknownOrigin": table_layout.UNKNOWN_ORIGIN,
+        "kFromAnyWord": table_layout.FROM_ANY_WORD,
     }
-    assert counted(text, "enum NodeKind") == [f"k{name}" for name in table_body.NODE_KINDS]
-    assert counted(text, "enum KeyKind") == [f"k{k.title()}" for k in table_body.KEY_KINDS]
-    hows = dict(zip(counted(text, "enum How"), table_body.HOWS, strict=True))
+    assert counted(text, "enum NodeKind") == [f"k{name}" for name in table_layout.NODE_KINDS]
+    assert counted(text, "enum KeyKind") == [f"k{k.title()}" for k in table_layout.KEY_KINDS]
+    hows = dict(zip(counted(text, "enum How"), table_layout.HOWS, strict=True))
     assert hows == {
         "kNever": "NEVER",
         "kAlways": "ALWAYS",

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from phosd.cli.termination import TermHolder, deliver, deliver_if_held
+from phosd.cli.run_command.termination import TermHolder, deliver, deliver_if_held
 from phosd.engine.program.tree import scan
 from phosd.engine.system import procfs
 from phosd.engine.system.native import term_library

@@ -10,13 +10,16 @@ from typing import Any
 import pytest
 
 from phosd.engine import Node, NodeConfig
+from phosd.engine.system import memory_mount
 from tests.support import harness
 
 Starter = Callable[..., harness.Target]
 
 
-def memory_shelf(runtime: Path) -> Path:
-    """Where a node with this runtime folder keeps what suspended programs had."""
+def named_shelf(runtime: Path) -> Path:
+    """Where a node with this runtime folder keeps what suspended programs had, if it can mount
+    nothing, or is of an earlier version.
+    """
     name = hashlib.sha256(bytes(runtime.resolve())).hexdigest()[:16]
     return Path(f"/dev/shm/phos-suspended-{name}")
 
@@ -26,8 +29,11 @@ def place() -> Iterator[Path]:
     """A folder with a short name: the paths of unix sockets end after 108 bytes."""
     folder = Path(tempfile.mkdtemp(prefix="phos-"))
     yield folder
+    memory = folder / "run/memory"
+    while memory.is_mount():  # with what programs had that were killed in their sleep
+        assert memory_mount.unmount(memory) == ""
     shutil.rmtree(folder)
-    if (shelf := memory_shelf(folder / "run")).exists():  # of programs killed in their sleep
+    if (shelf := named_shelf(folder / "run")).exists():
         shutil.rmtree(shelf)
 
 

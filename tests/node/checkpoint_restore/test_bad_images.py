@@ -14,7 +14,8 @@ from phosd.engine.image.manifest import Manifest
 from phosd.engine.image.verify import verify
 from phosd.engine.job.progress import Progress
 from phosd.engine.node.node import Node, NodeConfig
-from phosd.engine.operations.restore import RestoreOptions, restore
+from phosd.engine.operations.restore.options import RestoreOptions
+from phosd.engine.operations.restore.restore import restore
 from phosd.errors import DriverTooOld, GpuMismatch, ImageCorrupt, NoSuchImage, PhosError
 from tests.node.checkpoint_restore.cycle import save
 from tests.support import harness

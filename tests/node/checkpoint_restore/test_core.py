@@ -16,6 +16,7 @@ from tests.node.checkpoint_restore.cycle import (
 )
 from tests.support import harness
 
+pytestmark = pytest.mark.always
 PROGRAMS = ("single", "threads", "features", "churn", "workers", "two_devices", "peers")
 
 

@@ -7,7 +7,8 @@ from phosd.engine.job.checks import Finding
 from phosd.engine.job.progress import Progress
 from phosd.engine.node.node import Node
 from phosd.engine.operations.checkpoint import CheckpointOptions, checkpoint, try_checkpoint
-from phosd.engine.operations.restore import RestoreOptions, restore, try_restore
+from phosd.engine.operations.restore.options import RestoreOptions
+from phosd.engine.operations.restore.restore import restore, try_restore
 from phosd.errors import Busy, NoSuchProcess, Unsupported
 from tests.node.checkpoint_restore.conftest import Starter
 from tests.node.checkpoint_restore.cycle import Undisturbed, computes_right

@@ -15,14 +15,16 @@ import pytest
 
 from phosd.engine import faults
 from phosd.engine.faults import Point
-from phosd.engine.hook_client.wire import Channel, Type
+from phosd.engine.hook_client.channel import Channel
+from phosd.engine.hook_client.wire import Type
 from phosd.engine.image.manifest import Manifest
 from phosd.engine.image.verify import verify
 from phosd.engine.job.progress import Progress
 from phosd.engine.node import staging as staging_module
 from phosd.engine.node.node import Node, NodeConfig
 from phosd.engine.operations.checkpoint import CheckpointOptions, checkpoint
-from phosd.engine.operations.restore import RestoreOptions, restore
+from phosd.engine.operations.restore.options import RestoreOptions
+from phosd.engine.operations.restore.restore import restore
 from phosd.errors import Internal, NoSuchProcess, PhosError, Timeout
 from tests.node.checkpoint_restore.conftest import Starter
 from tests.node.checkpoint_restore.cycle import (

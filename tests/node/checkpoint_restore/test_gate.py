@@ -12,7 +12,7 @@ from phosd.engine.hook_client.link import HookLink
 from phosd.engine.job.progress import Progress
 from phosd.engine.node.node import Node
 from phosd.engine.operations.checkpoint import CheckpointOptions, checkpoint
-from phosd.engine.program.group import discover_group
+from phosd.engine.program.discovery import discover_group
 from phosd.errors import Busy
 from tests.node.checkpoint_restore.conftest import Starter
 from tests.node.checkpoint_restore.cycle import AFTER, Undisturbed, bring_back, check

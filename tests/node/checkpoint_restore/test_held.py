@@ -14,12 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from phosd.engine.criu.dump import DumpOptions
-from phosd.engine.criu.owned_processes import is_criu
+from phosd.engine.criu.dump.dump import DumpOptions
+from phosd.engine.criu.run.owned_processes import is_criu
 from phosd.engine.job.progress import Progress
 from phosd.engine.node.node import Node, NodeConfig
 from phosd.engine.operations.checkpoint import CheckpointOptions, checkpoint
-from phosd.engine.operations.restore import RestoreOptions, restore
+from phosd.engine.operations.restore.options import RestoreOptions
+from phosd.engine.operations.restore.restore import restore
 from phosd.engine.program import driver_checkpoint, tree
 from phosd.engine.recovery.rescue import bring_back as recover
 from phosd.engine.system import procfs

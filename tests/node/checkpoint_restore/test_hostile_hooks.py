@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from phosd.engine.hook_client.channel import DEADLINE
 from phosd.engine.hook_client.link import HookLink
-from phosd.engine.hook_client.wire import DEADLINE, Type
+from phosd.engine.hook_client.wire import Type
 from phosd.engine.image.verify import verify
 from phosd.engine.job.progress import Progress
 from phosd.engine.node.node import Node
@@ -17,7 +18,7 @@ from tests.node.checkpoint_restore.conftest import Starter
 from tests.node.checkpoint_restore.cycle import save
 from tests.node.checkpoint_restore.test_fault_points import lasting
 from tests.node.concurrent.watch import slow_movers
-from tests.support.harness import Target, undisturbed, wait_until
+from tests.support.harness import Target, undisturbed, users_hooks, wait_until
 from tests.support.rotation import part
 
 REQUESTS = (
@@ -57,13 +58,14 @@ def short_deadlines(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def start_hostile(start: Starter, place: Path, request: int, lie: str) -> Target:
     inside = place / "inside"
-    (inside / "hook").mkdir(parents=True, exist_ok=True)
+    users_hooks(inside)
+    outside = users_hooks(place / "run")
     extra = {"PHOS_RUNTIME_DIR": str(inside), "PHOS_TEST_OUTSIDE": str(place / "run")}
     target = start("hostile", arguments=("0", f"{request:d}", lie), extra=extra)
     if request != NOTHING:
         LIARS.add(target.pid)
     target.wait_for_steps(2)
-    socket = place / "run" / "hook" / f"{target.pid}.sock"
+    socket = outside / f"{target.pid}.sock"
     wait_until(socket.exists, "the lying hook")
     return target
 

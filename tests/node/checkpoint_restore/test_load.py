@@ -12,8 +12,9 @@ from phosd.engine.memory.device_memory import DeviceMemory
 from phosd.engine.memory.exported import Allocation
 from phosd.engine.mover.client.mover import Mover
 from phosd.engine.node.node import Node
-from phosd.engine.operations import load
-from phosd.engine.operations.restore import RestoreOptions, restore
+from phosd.engine.operations.restore import load
+from phosd.engine.operations.restore.options import RestoreOptions
+from phosd.engine.operations.restore.restore import restore
 from phosd.errors import NoSuchProcess, OutOfMemory
 from tests.node.checkpoint_restore.conftest import Starter
 from tests.node.checkpoint_restore.cycle import save

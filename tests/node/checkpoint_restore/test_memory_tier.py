@@ -8,15 +8,17 @@ import pytest
 
 from phosd.engine.job.progress import Progress
 from phosd.engine.node.node import Node, NodeConfig
+from phosd.engine.node.suspended import FORMAT, IN_RUNTIME_DIR
 from phosd.engine.operations.checkpoint import CheckpointOptions, checkpoint
 from phosd.engine.operations.resume import ResumeOptions, resume
 from phosd.engine.operations.suspend import SuspendOptions, suspend
 from phosd.engine.system import memory_mount
 from phosd.errors import OutOfSpace
-from tests.node.checkpoint_restore.conftest import Starter, memory_shelf
+from tests.node.checkpoint_restore.conftest import Starter, named_shelf
 from tests.node.checkpoint_restore.cycle import (
     AFTER,
     Undisturbed,
+    all_compute_right,
     bring_back,
     check,
     computes_right,
@@ -89,7 +91,7 @@ def test_a_suspended_program_lies_beside_images(
         suspended = suspend(first, target.pid, SuspendOptions(where="memory"), Progress())
         assert (config.memory_tier_dir / "suspended/images" / suspended.image).exists()
         assert memory.taken_bytes() < before + suspended.stored_bytes / 2
-        assert memory_shelf(config.runtime_dir).exists() is False
+        assert not named_shelf(config.runtime_dir).exists()
     assert config.memory_tier_dir.is_mount()
     with Node(config) as second:
         resume(second, target.pid, ResumeOptions(), Progress())
@@ -97,18 +99,33 @@ def test_a_suspended_program_lies_beside_images(
     assert not config.memory_tier_dir.is_mount()
 
 
-def test_what_was_suspended_before_the_tier_was_there_is_found(
-    config: NodeConfig, start: Starter, undisturbed: Undisturbed
+def test_what_an_earlier_phosd_has_suspended_is_found(
+    config: NodeConfig, start: Starter, undisturbed: Undisturbed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    target = start("single")
-    with Node(replace(config, memory_tier=0)) as first:
+    """In /dev/shm, where nothing more is suspended to. An earlier one refuses what is not there."""
+    before, after = start("single"), start("single")
+    for target in (before, after):
         target.wait_for_steps(5)
-        suspend(first, target.pid, SuspendOptions(where="memory"), Progress())
-        assert memory_shelf(config.runtime_dir).exists()
-    with Node(config) as second:
-        assert second.store.memory is not None
-        resume(second, target.pid, ResumeOptions(), Progress())
-        computes_right(target, undisturbed)
+    with monkeypatch.context() as patch, Node(replace(config, memory_tier=0)) as first:
+        patch.setattr(memory_mount, "mount", lambda _folder: "Operation not permitted")
+        old = suspend(first, before.pid, SuspendOptions(where="memory"), Progress())
+    there = named_shelf(config.runtime_dir) / "images"
+    assert [each.name for each in there.iterdir()] == [old.image]
+    assert old.format == FORMAT
+    for limit in (0, config.memory_tier):
+        with Node(replace(config, memory_tier=limit)) as second:
+            second.suspend_store.sweep()
+            new = suspend(second, after.pid, SuspendOptions(where="memory"), Progress())
+            assert (config.memory_tier_dir / "suspended/images" / new.image).exists()
+            assert [each.name for each in there.iterdir()] == [old.image]
+            assert new.format == IN_RUNTIME_DIR
+        with Node(config) as third:
+            resume(third, after.pid, ResumeOptions(), Progress())
+    with Node(config) as last:
+        resume(last, before.pid, ResumeOptions(), Progress())
+        all_compute_right(undisturbed, before, after)
+    assert not there.exists()
+    assert not config.memory_tier_dir.is_mount()
 
 
 def test_a_checkpoint_may_wait_until_its_image_is_durable(

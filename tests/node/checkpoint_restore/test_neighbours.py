@@ -10,16 +10,17 @@ from typing import Any
 
 import pytest
 
-from phosd.engine.criu.dump import Dump
-from phosd.engine.criu.page_store import PageStore
-from phosd.engine.criu.program import Criu
+from phosd.engine.criu.dump.dump import Dump
+from phosd.engine.criu.run.page_store import PageStore
+from phosd.engine.criu.run.program import Criu
 from phosd.engine.image.verify import verify
 from phosd.engine.job.progress import Progress
 from phosd.engine.node import staging
 from phosd.engine.node.node import Node
 from phosd.engine.operations.checkpoint import CheckpointOptions, checkpoint
 from phosd.engine.operations.migrate import MigrateOptions, migrate
-from phosd.engine.operations.restore import RestoreOptions, restore
+from phosd.engine.operations.restore.options import RestoreOptions
+from phosd.engine.operations.restore.restore import restore
 from phosd.engine.operations.resume import ResumeOptions, resume
 from phosd.engine.operations.suspend import SuspendOptions, suspend
 from phosd.engine.program import driver_checkpoint

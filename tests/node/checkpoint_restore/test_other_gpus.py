@@ -12,10 +12,11 @@ from phosd.engine.image.manifest import Manifest
 from phosd.engine.job.progress import Progress
 from phosd.engine.mover.client.mover import ROOM
 from phosd.engine.node.gpus import list_gpus
-from phosd.engine.operations import restore as restore_module
 from phosd.engine.operations.checkpoint import CheckpointOptions, checkpoint
 from phosd.engine.operations.migrate import MigrateOptions, migrate
-from phosd.engine.operations.restore import RestoreOptions, restore, try_restore
+from phosd.engine.operations.restore import restore as restore_module
+from phosd.engine.operations.restore.options import RestoreOptions
+from phosd.engine.operations.restore.restore import restore, try_restore
 from phosd.engine.operations.resume import ResumeOptions, resume
 from phosd.engine.operations.suspend import SuspendOptions, suspend
 from phosd.engine.program import driver_checkpoint

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from phosd.engine import Node, Progress, RestoreOptions, restore
-from phosd.engine.criu.action_script import MADE, RESTORED, ActionScript
+from phosd.engine.criu.run.action_script import MADE, RESTORED, ActionScript
 from phosd.engine.mover.client.mover import Mover
 from phosd.errors import Cancelled, ImageCorrupt
 from tests.node.checkpoint_restore.conftest import Starter

@@ -3,11 +3,11 @@
 import pytest
 
 from phosd.engine import CheckpointOptions, Node, Progress, RestoreOptions, checkpoint, restore
-from phosd.engine.criu.made_processes import MadeProcesses
+from phosd.engine.criu.restore.made_processes import MadeProcesses
 from phosd.engine.image.packs import HEADER
 from phosd.engine.operations import admission
-from phosd.engine.operations import rehearse as module
-from phosd.engine.operations.rehearse import RehearseOptions, rehearse
+from phosd.engine.operations.restore import rehearse as module
+from phosd.engine.operations.restore.rehearse import RehearseOptions, rehearse
 from phosd.engine.program.process import uses_cuda
 from phosd.engine.system import pid_namespaces
 from phosd.errors import ImageCorrupt, OutOfMemory

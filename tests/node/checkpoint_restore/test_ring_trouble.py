@@ -23,11 +23,12 @@ from phosd.engine.node.node import Node, NodeConfig
 from phosd.engine.operations import move_checks
 from phosd.engine.operations.checkpoint import CheckpointOptions, checkpoint
 from phosd.engine.operations.migrate import MigrateOptions, migrate
-from phosd.engine.operations.restore import RestoreOptions, restore
+from phosd.engine.operations.restore.options import RestoreOptions
+from phosd.engine.operations.restore.restore import restore
 from phosd.engine.operations.resume import ResumeOptions, resume
 from phosd.engine.operations.suspend import SuspendOptions, suspend
+from phosd.engine.recovery.guarded import left_parked
 from phosd.engine.recovery.rescue import bring_back as recover
-from phosd.engine.recovery.rescue import left_parked
 from phosd.engine.system import cgroups, cuda, standstill
 from phosd.errors import NotAuthorized, OutOfMemory, PhosError, Unsupported
 from tests.node.checkpoint_restore.conftest import Starter
@@ -54,7 +55,7 @@ ENGINE = """
 import pathlib, sys
 from phosd.engine.job.progress import Progress
 from phosd.engine.node.node import Node, NodeConfig
-from phosd.engine.operations.restore import RestoreOptions, restore
+from phosd.engine.operations.restore.restore import RestoreOptions, restore
 place = pathlib.Path(sys.argv[1])
 with Node(NodeConfig(place / "state", place / "run")) as node:
     restore(node, sys.argv[2], RestoreOptions(), Progress())

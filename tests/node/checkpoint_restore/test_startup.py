@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from phosd.engine.criu.owned_processes import restore_mark
+from phosd.engine.criu.run.owned_processes import restore_mark
 from phosd.engine.job.affected import AffectedProcess, AffectedSet, InterruptedJob, now
 from phosd.engine.job.progress import Progress
 from phosd.engine.mover.client.rescue_client import RescueClient
@@ -23,12 +23,14 @@ from phosd.engine.mover.protocol import endpoint
 from phosd.engine.node import staging as staging_module
 from phosd.engine.node.node import Node
 from phosd.engine.operations.checkpoint import CheckpointOptions, checkpoint
-from phosd.engine.operations.restore import RestoreOptions, restore
+from phosd.engine.operations.restore.options import RestoreOptions
+from phosd.engine.operations.restore.restore import restore
 from phosd.engine.operations.resume import ResumeOptions, resume
 from phosd.engine.operations.suspend import SuspendOptions, suspend
 from phosd.engine.program import driver_checkpoint
-from phosd.engine.recovery import rescue, startup
-from phosd.engine.recovery.rescue import free, left_parked
+from phosd.engine.recovery import dumps, from_driver, rescue, startup
+from phosd.engine.recovery.guarded import left_parked
+from phosd.engine.recovery.rescue import free
 from phosd.engine.recovery.startup import settle
 from phosd.engine.system import procfs
 from phosd.engine.system.instance_lock import alone, in_use
@@ -200,7 +202,7 @@ from phosd.engine import faults
 from phosd.engine.node import machine
 from phosd.engine.node.node import Node, NodeConfig
 from phosd.engine.job.progress import Progress
-from phosd.engine.operations.restore import RestoreOptions, restore
+from phosd.engine.operations.restore.restore import RestoreOptions, restore
 place = pathlib.Path({str(node.config.runtime_dir.parent)!r})
 machine._require_runtime_dir = lambda *_: None  # it is killed before it needs the hooks
 node = Node(NodeConfig(place / "state", place / "other"))
@@ -290,14 +292,14 @@ def test_criu_is_waited_for(
     target.wait_for_steps(3)
     known = process_id(target.pid)
     assert known is not None
-    after_criu = rescue._back_from_driver
+    after_criu = from_driver.back_from_driver
 
     def begin(*arguments: Any) -> None:
-        assert not rescue._dumped() & {target.pid}
+        assert not dumps.roots_of_dumps() & {target.pid}
         assert procfs.status(target.pid).tracer == 0
         after_criu(*arguments)
 
-    monkeypatch.setattr(rescue, "_back_from_driver", begin)
+    monkeypatch.setattr(rescue, "back_from_driver", begin)
     place = node.config.runtime_dir.parent
     script = f"""
 import pathlib, sys

@@ -17,9 +17,10 @@ from phosd.engine.hook_client.link import HookLink
 from phosd.engine.job.progress import Progress
 from phosd.engine.node.node import Node, NodeConfig
 from phosd.engine.operations.checkpoint import CheckpointOptions, checkpoint
-from phosd.engine.operations.restore import RestoreOptions, restore
+from phosd.engine.operations.restore.options import RestoreOptions
+from phosd.engine.operations.restore.restore import restore
+from phosd.engine.recovery.guarded import left_parked
 from phosd.engine.recovery.rescue import bring_back as recover
-from phosd.engine.recovery.rescue import left_parked
 from phosd.errors import (
     Busy,
     Cancelled,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from phosd.engine.criu.runtime_dump import RuntimeDump
+from phosd.engine.criu.dump.runtime_dump import RuntimeDump
 from phosd.engine.image import foreign_folder
 from phosd.engine.job.experience import NONE, Experience
 from phosd.engine.node.node import Node

@@ -3,7 +3,9 @@
 import json
 import os
 import subprocess
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -13,6 +15,8 @@ from phosd.engine.hook_client.places import IN_CONTAINERS
 from phosd.engine.system import cgroups, containers
 from phosd.engine.system.containers import Container
 from tests.support import harness
+from tests.support.hanging_folder import hanging_folder
+from tests.support.harness import wait_until
 
 ID = "45d7da729f50835b1150611d96591d14da1d10d6ad6fb7b177c22175adb032f9"
 POD = "3f1e6d0c-0000-4000-8000-9a2b3c4d5e6f"
@@ -53,6 +57,34 @@ def test_only_memory_of_its_own_is_opened(script: str, opened: bool) -> None:
             assert Path(f"/proc/{pid}/root{IN_CONTAINERS}").stat() == os.fstat(folder)
     with containers.own_memory(os.getpid(), IN_CONTAINERS) as folder:
         assert folder is None
+
+
+def test_no_server_of_a_file_system_holds_up_who_looks(tmp_path: Path) -> None:
+    """A container may have FUSE above the folder of its hooks: the look is left behind."""
+    served = tmp_path / "served"
+    served.mkdir()
+
+    def look(pid: int) -> tuple[int | None, float]:
+        began = time.monotonic()
+        with containers.own_memory(pid, IN_CONTAINERS) as folder:
+            return folder, time.monotonic() - began
+
+    script = f"mount --bind {served} /run && mkdir -p {IN_CONTAINERS} && {MEMORY}"
+    with hanging_folder(served) as server, _in_mounts(script) as pid, ThreadPoolExecutor() as pool:
+        server.hang()
+        try:
+            first, slow = pool.submit(look, pid).result(60)
+            again, fast = pool.submit(look, pid).result(60)
+            assert first is again is None
+            assert fast < slow, "the container was asked again before it had answered"
+        finally:
+            server.answer()
+
+        def found() -> bool:
+            with containers.own_memory(pid, IN_CONTAINERS) as folder:
+                return folder is not None
+
+        wait_until(found, "the container to be looked at again")
 
 
 @pytest.mark.parametrize(

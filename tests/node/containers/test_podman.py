@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from phosd.cli import setup_container_runtime as setup
+from phosd.cli.commands import setup_container_runtime as setup
 from phosd.engine.job.progress import Progress
 from phosd.engine.node.node import Node
 from phosd.engine.operations.resume import ResumeOptions, resume
 from phosd.engine.operations.suspend import SuspendOptions, suspend
 from phosd.engine.system.native import hook_library
 from tests.node.checkpoint_restore.cycle import Undisturbed, computed_right
+from tests.node.containers.conftest import seen
 from tests.support import containers
 
 pytestmark = pytest.mark.skipif(
@@ -43,8 +44,7 @@ def test_named_suspended_resumed_and_right(
 ) -> None:
     with containers.run_by_podman("single", place, device) as target:
         target.wait_for_steps(3)
-        found = next(each for each in node.processes() if each.pid == target.pid)
-        assert found.hook_state == "hooked", found.reason
+        found = seen(node, target.pid)
         assert found.container is not None
         assert (found.container.runtime, found.container.pod) == ("podman", "")
         assert found.container.name.startswith("phos-test-")

@@ -10,6 +10,7 @@ from phosd.engine.operations.migrate import MigrateOptions, migrate
 from phosd.engine.operations.resume import ResumeOptions, resume
 from phosd.engine.operations.suspend import SuspendOptions, suspend
 from tests.node.checkpoint_restore.cycle import Undisturbed, computed_right
+from tests.node.containers.conftest import seen
 from tests.support import containers
 
 
@@ -20,8 +21,8 @@ def test_suspended_moved_and_right(
     """Also if its root is nobody's outside."""
     with containers.run_by_runc("single", place, user_namespace=user_namespace) as target:
         target.wait_for_steps(3)
-        found = next(each for each in node.processes() if each.pid == target.pid)
-        assert (found.hook_state, found.gpus) == ("hooked", (0,)), found.reason
+        found = seen(node, target.pid)
+        assert found.gpus == (0,)
         assert found.uid == (containers.FIRST_MAPPED if user_namespace else 0)
         for to in ("1", "0"):
             assert migrate(node, target.pid, MigrateOptions(to), Progress())

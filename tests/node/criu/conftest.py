@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from phosd.engine.criu.program import Criu
+from phosd.engine.criu.run.program import Criu
 from phosd.engine.hook_client.places import hooks_folder
 from phosd.engine.program.namespace_maker import end
 from phosd.engine.system import pid_namespaces

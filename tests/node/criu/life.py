@@ -11,13 +11,15 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
-from phosd.engine.criu import dump as criu_dump
-from phosd.engine.criu import restore as criu_restore
-from phosd.engine.criu.dump import DumpOptions, TreeDump
-from phosd.engine.criu.owned_processes import is_criu
-from phosd.engine.criu.program import Criu
-from phosd.engine.criu.restore import Restored, TreeRestoreOptions
-from phosd.engine.criu.saved_tree import SavedTree
+from phosd.engine.criu.dump import dump as criu_dump
+from phosd.engine.criu.dump.dump import DumpOptions, TreeDump
+from phosd.engine.criu.restore import admission
+from phosd.engine.criu.restore import restore as criu_restore
+from phosd.engine.criu.restore.options import TreeRestoreOptions
+from phosd.engine.criu.restore.restore import Restored
+from phosd.engine.criu.restore.saved_tree import SavedTree
+from phosd.engine.criu.run.owned_processes import is_criu
+from phosd.engine.criu.run.program import Criu
 from phosd.engine.image.manifest import Process, Tree
 from phosd.engine.job.cancellation import Cancellation
 from phosd.engine.job.progress import Progress
@@ -192,9 +194,7 @@ class Life:
 
     def admit(self, cancellation: Cancellation | None = None, **options: Any) -> None:
         """Only look whether it could be restored."""
-        criu_restore.admission(
-            self.criu, self.saved_tree, TreeRestoreOptions(**options), cancellation
-        )
+        admission.admission(self.criu, self.saved_tree, TreeRestoreOptions(**options), cancellation)
 
     def restore(self, **options: Any) -> Restored:
         """Admit it and bring it back."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from phosd.engine.criu.action_script import FROZEN, STARTED, ActionScript
+from phosd.engine.criu.run.action_script import FROZEN, STARTED, ActionScript
 from phosd.errors import Cancelled
 from tests.support.harness import wait_until
 

@@ -1,10 +1,7 @@
 """What users may try while their program is restored, with the race made certain."""
 
 import contextlib
-import functools
-import operator
 import os
-import select
 import shutil
 import signal
 import subprocess
@@ -13,20 +10,31 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from phosd.engine.criu import dump as criu_dump
-from phosd.engine.criu import landlock
-from phosd.engine.criu import restore as criu_restore
-from phosd.engine.criu.dump import DumpOptions
-from phosd.engine.criu.made_processes import ENDED_SECONDS
-from phosd.engine.criu.program import Criu
-from phosd.engine.criu.restore import TreeRestoreOptions
+from phosd.engine.criu.dump import dump as criu_dump
+from phosd.engine.criu.dump import landlock
+from phosd.engine.criu.dump.check import check
+from phosd.engine.criu.dump.dump import Dump, DumpOptions
+from phosd.engine.criu.dump.dumps import CpuParts
+from phosd.engine.criu.images import rseq_areas
+from phosd.engine.criu.images.digests import digests
+from phosd.engine.criu.images.image_file import Field, ImageFile, message
+from phosd.engine.criu.images.pagemap import Pagemap
+from phosd.engine.criu.restore import restore as criu_restore
+from phosd.engine.criu.restore.admission import require_restorable
+from phosd.engine.criu.restore.made_processes import ENDED_SECONDS
+from phosd.engine.criu.restore.options import TreeRestoreOptions
+from phosd.engine.criu.restore.saved_tree import SavedTree
+from phosd.engine.criu.run.page_store import PageStore
+from phosd.engine.criu.run.program import Criu
+from phosd.engine.image.store import Store
+from phosd.engine.job.cancellation import Cancellation
 from phosd.engine.program.tree import scan
 from phosd.engine.system import privileges, procfs
-from phosd.engine.system.privileges import Capability
-from phosd.errors import Internal, NoSuchProcess, NotAuthorized, PhosError, Timeout
-from tests.node.criu.life import COUNTER, SYSTEM_PYTHON, USER, Life, wait_for
+from phosd.errors import Internal, NoSuchProcess, NotAuthorized, PhosError, Timeout, Unsupported
+from tests.node.criu.life import COUNTER, USER, Life, records, wait_for
 
 OTHER = USER + 1
 
@@ -67,7 +75,7 @@ def test_no_folder_of_others_is_entered(
     life.counts_on()
     life.dump()
     life.kill()
-    run = criu_restore._run
+    run = criu_restore._Run.restore
 
     def swapped(*arguments: Any) -> None:
         folder.rename(life.home / "moved")
@@ -75,7 +83,7 @@ def test_no_folder_of_others_is_entered(
         run(*arguments)
 
     with monkeypatch.context() as patched:
-        patched.setattr(criu_restore, "_run", swapped)
+        patched.setattr(criu_restore._Run, "restore", swapped)
         with pytest.raises(Internal, match="Permission denied"):
             life.restore()
     wait_for(lambda: procfs.stat(life.pid) is None)
@@ -149,127 +157,177 @@ def test_what_a_parasite_says_that_was_changed_is_not_believed(
     life.counts_on()
 
 
+ALONE = 5_000_000 + os.getpid()
+"""The user of the next tests: all that is theirs is from here."""
 AREA = 0x610000000
-"""Where the program of the next test has its rseq area: 32 bytes, aligned."""
-SECTION, HEADER, SETS, DONE = 0x40, 0x100, 0x110, 0x180
-"""In that page: the critical section, what ``capget`` is given and gives, and whether it ran."""
+"""Where the program of the next tests has its rseq area: 32 bytes, aligned."""
+SECTION = 8
+"""Where in an area the address of a critical section is."""
 
 RSEQ = (
     f"""
-import ctypes, mmap, os, socket, struct, sys, time
-if sys.argv[2:]:  # a connection within the program, with bytes under way
-    server = socket.create_server(("127.0.0.1", 0))
-    near = socket.create_connection(server.getsockname())
-    far, _ = server.accept()
-    far.sendall(bytes(1000))
+import ctypes, mmap, os, sys
 libc = ctypes.CDLL(None, use_errno=True)
 libc.mmap.restype, libc.syscall.restype = ctypes.c_void_p, ctypes.c_long
 libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t] + [ctypes.c_int] * 3 + [ctypes.c_long]
 descriptor = os.open(sys.argv[1], os.O_RDWR)
-assert libc.mmap({AREA}, 4096, 3, 0x11, descriptor, 0) == {AREA}  # shared, fixed
+kind = getattr(mmap, sys.argv[2]) | 0x10  # fixed
+assert libc.mmap({AREA}, 4096, 3, kind, descriptor, 0) == {AREA}
 os.close(descriptor)
-code = libc.mmap(0, 4096, 7, 0x22, -1, 0)
-handler = b"".join((
-    struct.pack("<I", 0x53053053),  # the signature, without which the kernel does not jump
-    b"\\x48\\xbf" + struct.pack("<Q", {AREA + HEADER}),  # mov rdi, the header
-    b"\\x48\\xbe" + struct.pack("<Q", {AREA + SETS}),  # mov rsi, the sets
-    b"\\xb8\\x7d\\0\\0\\0\\x0f\\x05",  # capget
-    b"\\x48\\xbf" + struct.pack("<Q", {AREA + DONE}) + b"\\xc6\\x07\\x01",  # mov byte [rdi], 1
-    b"\\xb8\\x3c\\0\\0\\0\\x0f\\x05",  # exit
-))
-ctypes.memmove(code, handler, len(handler))
-page = bytearray(4096)
-struct.pack_into("<II", page, 0, 0, 0xFFFFFFFF)  # no CPU yet
-struct.pack_into("<IIQQQ", page, {SECTION}, 0, 0, 0x1000, 0x500000000000, code + 4)
-struct.pack_into("<Ii", page, {HEADER}, 0x20080522, 0)
-ctypes.memmove({AREA}, bytes(page), len(page))
 assert libc.syscall(334, ctypes.c_void_p({AREA}), 32, 0, 0x53053053) == 0, ctypes.get_errno()
 """
     + COUNTER
 )
 
-WRITER = f"""
-import mmap, os, struct, sys
-old = os.stat(sys.argv[1]).st_ino
-print("ready", flush=True)
-while True:
-    try:
-        if os.stat(sys.argv[1]).st_ino != old:
-            file = os.open(sys.argv[1], os.O_RDWR)
-            break
-    except OSError:
-        pass
-page = mmap.mmap(file, 4096)
-section = struct.pack("<Q", {AREA + SECTION})
-while not page[{DONE}]:
-    page[8:16] = section
-print(*struct.unpack_from("<6I", page, {SETS}), flush=True)
-"""
-
-
-TRIES = 6
-"""One in two meets the restorer; the others meet the program, which has no capabilities."""
-MAY_BE_HAD = 1 << Capability.CHECKPOINT_RESTORE | 1 << Capability.SETPCAP
-
 
 @pytest.fixture
-def pages() -> Iterator[list[Path]]:
-    """Pages of the user's that several processes may map."""
-    made = [Path(f"/dev/shm/phos-test-rseq-{os.getpid()}-{number}") for number in range(TRIES)]
-    for path in made:
-        path.write_bytes(bytes(4096))
-        os.chown(path, USER, USER)
-    yield made
-    for path in made:
-        path.unlink(missing_ok=True)
+def page() -> Iterator[Path]:
+    """A page of the user's that several processes may map."""
+    path = Path(f"/dev/shm/phos-test-rseq-{os.getpid()}")
+    path.write_bytes(bytes(4096))
+    os.chown(path, ALONE, ALONE)
+    yield path
+    path.unlink(missing_ok=True)
 
 
-@pytest.mark.parametrize("words", [(), ("connected",)], ids=["alone", "connected"])
-def test_who_takes_the_restorer_over_has_nothing_to_gain(
-    lives: Callable[[int], Life], pages: list[Path], words: tuple[str, ...]
+def start_with_area(life: Life, page: Path, kind: str) -> None:
+    """Start a program whose only rseq area is in this page."""
+    without = os.environ | {"GLIBC_TUNABLES": "glibc.pthread.rseq=0"}
+    life.start(RSEQ, str(page), kind, env=without)
+    life.counts_on()
+
+
+def test_nobody_else_writes_to_what_leads_the_kernel_out_of_the_restorer(
+    lives: Callable[[int], Life], page: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """CRIU's restorer registers the program's rseq area while it has capabilities.
-
-    The area is in memory that a process of the user's writes to: the kernel then jumps into the
-    program's code in the middle of the restorer. What that code has is what CRIU was given: also
-    for a program with TCP connections it is not what would put a socket in repair mode.
+    """CRIU's restorer registers the program's rseq area while it has capabilities. If another
+    process could write there, the kernel would jump into the program's code in the middle of the
+    restorer: such a program is not saved, and an image that has one is not restored.
     """
-    for page in pages:
-        gained = taken_over(lives(USER), page, *words)
-        assert gained & ~MAY_BE_HAD == 0
-        if gained:
-            return
+    life = lives(ALONE)
+    start_with_area(life, page, "MAP_SHARED")
+    with pytest.raises(Unsupported, match=rf"thread {life.pid} has its area .*{AREA:#x}"):
+        life.dump()
+    life.counts_on()
+    wait_for(lambda: not able())
+    shutil.rmtree(life.images)
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(rseq_areas, "require_own", lambda _: None)
+        life.dump()
+    life.kill()
+    with pytest.raises(Unsupported, match=rf"thread {life.pid} has its area .*{AREA:#x}"):
+        life.restore()
+    assert procfs.stat(life.pid) is None
+    wait_for(lambda: not able())
 
 
-def taken_over(life: Life, page: Path, *arguments: str) -> int:
-    """Restore a program and take its restorer over. Returns all capabilities that this gave."""
-    without_rseq = os.environ | {"GLIBC_TUNABLES": "glibc.pthread.rseq=0"}
-    life.start(RSEQ, str(page), *arguments, env=without_rseq)
+def able() -> list[int]:
+    """The user's processes that have any capability."""
+    found = []
+    for pid in procfs.pids():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            each = procfs.credentials(pid)
+            if ALONE in each.uids and each.permitted | each.effective | each.ambient:
+                found.append(pid)
+    return found
+
+
+def test_no_critical_section_is_in_an_image(
+    lives: Callable[[int], Life], page: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor is the kernel led out of the restorer by what was saved in private memory: whatever was
+    there when CRIU looked is cleared, and an image that has something is not restored.
+    """
+    life = lives(ALONE)
+    start_with_area(life, page, "MAP_PRIVATE")
+    settle = Dump.settle
+
+    def with_section(dump: Dump) -> None:
+        settle(dump)
+        write_section(life.images, life.pid, 0x5000)
+
+    monkeypatch.setattr(Dump, "settle", with_section)
+    life.dump()
+    life.kill()
+    life.restore()
+    life.counts_on()
+    os.kill(life.pid, signal.SIGKILL)
+    wait_for(lambda: procfs.stat(life.pid) is None)
+    write_section(life.images, life.pid, 0x5000)
+    with pytest.raises(Unsupported, match=f"critical section .* of thread {life.pid}"):
+        life.restore()
+    assert procfs.stat(life.pid) is None
+
+
+def test_nor_in_an_image_whose_pages_were_elsewhere(
+    lives: Callable[[int], Life], page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In memory, while the program stood still."""
+    life = lives(ALONE)
+    start_with_area(life, page, "MAP_PRIVATE")
+    complete = PageStore.complete
+
+    def with_section(store: PageStore, dump: Path, copy: Path) -> None:
+        complete(store, dump, copy)
+        write_section(copy, life.pid, 0x5000)
+
+    monkeypatch.setattr(PageStore, "complete", with_section)
+    for name in ("state", "staging"):
+        (tmp_path / name).mkdir(mode=0o700)
+    with (
+        Store(tmp_path / "state").begin(0) as writer,
+        CpuParts(life.criu, writer, tmp_path / "staging", DumpOptions(), 64 << 20) as parts,
+    ):
+        parts.prepare([scan(life.pid)])
+        parts.dump(Cancellation())
+        (record,) = parts.persist()
+        saved = SavedTree(record, records(parts.trees[0]), writer.folder / record.folder)
+        require_restorable(life.criu, saved)
+        saved.check_bytes()
+
+
+def test_an_image_with_rings_of_aio_is_not_restored(lives: Callable[[int], Life]) -> None:
+    """CRIU would put them back by what their memory says."""
+    life = lives(ALONE)
+    life.start(COUNTER)
     life.counts_on()
     life.dump()
     life.kill()
-    with subprocess.Popen(
-        [SYSTEM_PYTHON, "-c", WRITER, str(page)],
-        stdout=subprocess.PIPE,
-        text=True,
-        user=USER,
-        group=USER,
-        extra_groups=[],
-    ) as writer:
-        try:
-            assert writer.stdout is not None
-            assert writer.stdout.readline() == "ready\n"
-            began = time.monotonic()
-            with contextlib.suppress(Internal):  # its restorer is no more
-                life.restore()
-            assert time.monotonic() - began < ENDED_SECONDS + 10, "CRIU waited for what has ended"
-            if not select.select([writer.stdout], [], [], 1)[0]:
-                return 0  # nor was the program taken over after it
-            words = [int(word) for word in writer.stdout.readline().split()]
-        finally:
-            writer.kill()
-    low, high = (functools.reduce(operator.or_, sets) for sets in (words[:3], words[3:]))
-    return low | high << 32
+    path = life.images / f"mm-{life.pid}.img"
+    found = ImageFile.read(path)
+    ring = message([Field.of(1, AREA), Field.of(2, 64), Field.of(3, 4096)])
+    ImageFile(found.magic, (found.messages[0] + message([Field.of(16, ring)]),)).write(path)
+    assert life.record is not None
+    life.record = msgspec.structs.replace(life.record, files=digests(life.images))
+    with pytest.raises(Unsupported, match="rings of AIO"):
+        life.restore()
+
+
+def write_section(folder: Path, pid: int, address: int) -> None:
+    """Have the area of a process in CRIU's images name a critical section."""
+    saved = Pagemap.read(folder / f"pagemap-{pid}.img")
+    position = saved.position(AREA + SECTION)
+    assert position is not None
+    with (folder / f"pages-{saved.pages}.img").open("r+b") as pages:
+        pages.seek(position)
+        pages.write(address.to_bytes(8, "little"))
+
+
+def test_every_thread_of_an_ordinary_program_has_an_area(lives: Callable[[int], Life]) -> None:
+    """Else the tests above would be about programs that there are not."""
+    life = lives(ALONE)
+    life.start(
+        "import threading, time\n"
+        "threading.Thread(target=time.sleep, args=(999,), daemon=True).start()\n" + COUNTER
+    )
+    life.counts_on()
+    threads = procfs.threads(life.pid)
+    life.dump()
+    found = {area.thread: area.process for area in rseq_areas.areas(life.images)}
+    assert found == dict.fromkeys(threads, life.pid)
+    life.kill()
+    life.restore()
+    life.counts_on()
 
 
 def test_criu_does_not_wait_for_what_it_has_collected(lives: Callable[[int], Life]) -> None:
@@ -330,7 +388,7 @@ def test_no_program_that_a_user_puts_in_criu_s_place_gets_its_capabilities(
     life.kill()
     inside = life.restore(pid_namespace=True)
     life.counts_on()
-    look = criu_dump.check
+    look = check
 
     def then_changed(*arguments: Any) -> Any:
         found = look(*arguments)

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from phosd.engine.criu import cgroup_place
-from phosd.engine.criu.cgroup_place import Surroundings
+from phosd.engine.criu.run import cgroup_place
+from phosd.engine.criu.run.cgroup_place import Surroundings
 from phosd.engine.image.cpu_manifest import Cgroups
 from phosd.engine.program import tree
 from phosd.engine.system import cgroups, procfs

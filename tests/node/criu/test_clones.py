@@ -9,13 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from phosd.engine.criu import restore as restore_module
-from phosd.engine.criu.clone import Clone, CloneFiles
-from phosd.engine.criu.restore import (
-    Restored,
-    TreeRestoreOptions,
-    restore_tree,
-)
+from phosd.engine.criu.restore import restore as restore_module
+from phosd.engine.criu.restore.clone import Clone, CloneFiles
+from phosd.engine.criu.restore.options import TreeRestoreOptions
+from phosd.engine.criu.restore.restore import Restored, restore_tree
 from phosd.engine.job.cancellation import Cancellation
 from phosd.engine.system import pid_namespaces, sockets
 from phosd.errors import Busy, Cancelled, ImageCorrupt, Internal, Reason, Unsupported

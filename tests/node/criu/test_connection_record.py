@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from phosd.engine.criu.connection_record import MOST, MOST_UNREAD, require_sound
-from phosd.engine.criu.program import Owner
-from phosd.engine.criu.reconnection import Reconnected
+from phosd.engine.criu.images.connection_record import MOST, MOST_UNREAD, require_sound
+from phosd.engine.criu.restore.reconnection import Reconnected
+from phosd.engine.criu.run.invocation import Owner
 from phosd.engine.image.cpu_manifest import Connection, ConnectionEnd, SocketOption
 from phosd.errors import ImageCorrupt, Unsupported
 from tests.node.criu.life import USER
@@ -128,7 +128,7 @@ def test_only_whether_it_blocks_is_taken_from_the_flags(tmp_path: Path) -> None:
     flags = os.O_RDWR | os.O_NONBLOCK | os.O_ASYNC | os.O_APPEND
     other = end(2, address=("127.0.0.1", 40003))
     with Reconnected((Connection((end(flags=flags), other)),), tmp_path, OWNER) as made:
-        one, two = made.inherited
+        one, two = made.descriptors
         assert [os.get_blocking(one), os.get_blocking(two)] == [False, True]
         assert os.fstat(one).st_uid == USER
         with socket.socket(fileno=os.dup(one)) as here, socket.socket(fileno=os.dup(two)) as there:

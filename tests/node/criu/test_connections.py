@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from phosd.engine.criu import connection_record
+from phosd.engine.criu.images import connection_record
 from phosd.errors import Busy, ImageCorrupt, Unsupported
 from tests.node.criu.life import USER, Life, in_order, wait_for
 

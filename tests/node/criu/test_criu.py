@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from phosd.engine.criu.probe import probe, require_working
-from phosd.engine.criu.program import Criu, Owner, candidates
+from phosd.engine.criu.run.invocation import Owner
+from phosd.engine.criu.run.program import Criu, candidates
 from phosd.errors import Internal
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from phosd.engine.criu import file_worker
-from phosd.engine.criu.file_worker import Orders
+from phosd.engine.criu.files import file_worker
+from phosd.engine.criu.files.file_worker import Orders
 from phosd.engine.node.node import Node, NodeConfig
 from tests.node.criu.life import COUNTER, Life
 

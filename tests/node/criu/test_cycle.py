@@ -11,14 +11,14 @@ from collections.abc import Callable
 
 import pytest
 
-from phosd.engine.criu import dump as criu_dump
-from phosd.engine.criu import restore as criu_restore
-from phosd.engine.criu import restore as restore_module
-from phosd.engine.criu.dump import Dump, DumpOptions
-from phosd.engine.criu.restore import TreeRestoreOptions
+from phosd.engine.criu.dump import dump as criu_dump
+from phosd.engine.criu.dump.dump import Dump, DumpOptions
+from phosd.engine.criu.restore import restore as criu_restore
+from phosd.engine.criu.restore import restore as restore_module
+from phosd.engine.criu.restore.options import TreeRestoreOptions
 from phosd.engine.job.progress import Progress
 from phosd.engine.program import tree
-from phosd.engine.recovery import rescue
+from phosd.engine.recovery import dumps
 from phosd.engine.system import procfs
 from phosd.errors import Cancelled, Internal, NoSuchProcess, Timeout
 from tests.node.criu.life import COUNTER, USER, Life, in_order, wait_for
@@ -207,7 +207,7 @@ def test_criu_has_let_go_when_a_dump_took_too_long(life: Life, deadline: float) 
             dump.finish()
         except Timeout:
             assert not any(procfs.status(t).tracer for p in found for t in p.threads)
-            assert life.pid not in rescue._dumped()
+            assert life.pid not in dumps.roots_of_dumps()
         else:
             assert deadline, "no dump is that quick"
             dump.settle()

@@ -12,9 +12,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from phosd.engine.criu import file_worker
-from phosd.engine.criu.build_ids import build_id
-from phosd.engine.criu.file_worker import Policy
+from phosd.engine.criu.files import file_worker
+from phosd.engine.criu.files.file_worker import Policy
+from phosd.engine.criu.images.build_ids import build_id
 from phosd.engine.image.cpu_manifest import MappedFile, OpenFile
 from phosd.engine.program import tree
 from phosd.engine.system import procfs

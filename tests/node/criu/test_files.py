@@ -11,9 +11,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from phosd.engine.criu import file_records
-from phosd.engine.criu.file_worker import Policy
-from phosd.engine.criu.program import Criu, Owner
+from phosd.engine.criu.dump import file_records
+from phosd.engine.criu.files.file_worker import Policy
+from phosd.engine.criu.run.invocation import Owner
+from phosd.engine.criu.run.program import Criu
 from phosd.engine.system import procfs
 from phosd.errors import Internal, Unsupported
 from tests.node.criu.life import COUNTER, USER, Life, in_order

@@ -11,8 +11,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from phosd.engine.criu import hindrance
-from phosd.engine.criu.dump import Dump
+from phosd.engine.criu.dump.dump import Dump
+from phosd.engine.criu.run import hindrance
 from phosd.engine.system import procfs
 from phosd.errors import Internal, Timeout
 from tests.node.criu.life import COUNTER, USER, Life, wait_for
@@ -132,7 +132,7 @@ def test_a_criu_that_does_nothing_is_killed_after_its_deadline(
 ) -> None:
     """As if the program's cgroup were frozen: CRIU waits for a thread that does not run."""
     monkeypatch.setattr(hindrance.Hindrance, "_continue", lambda *_: None)
-    monkeypatch.setattr("phosd.engine.criu.program.IDLE_SECONDS", ENOUGH)
+    monkeypatch.setattr("phosd.engine.criu.run.running.IDLE_SECONDS", ENOUGH)
     stop_when_frozen(monkeypatch)
     began = time.monotonic()
     with pytest.raises(Timeout, match="did not finish within"):

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from phosd.engine.criu.restore import require_free
+from phosd.engine.criu.restore.admission import require_free
 from phosd.engine.system import procfs
 from phosd.errors import Busy
 from tests.node.criu.life import COUNTER, Life, in_order, records, wait_for

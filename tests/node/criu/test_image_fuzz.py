@@ -17,12 +17,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from phosd.engine.criu import pagemap, spared_pages
-from phosd.engine.criu import restore as criu_restore
-from phosd.engine.criu.dump import digests
-from phosd.engine.criu.program import Owner
-from phosd.engine.criu.restore import TreeRestoreOptions
-from phosd.engine.criu.rights import Rights
+from phosd.engine.criu.images import pagemap
+from phosd.engine.criu.images.digests import digests
+from phosd.engine.criu.images.rights import Rights
+from phosd.engine.criu.restore import restore as criu_restore
+from phosd.engine.criu.restore import spared_pages
+from phosd.engine.criu.restore.options import TreeRestoreOptions
+from phosd.engine.criu.run.invocation import Owner
 from phosd.engine.program import tree
 from phosd.engine.system import procfs
 from phosd.errors import PhosError

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from phosd.engine.criu.core_image import parent_death_signal
+from phosd.engine.criu.images.core_image import parent_death_signal
 from phosd.engine.image.cpu_manifest import MemoryFile
 from phosd.engine.image.manifest import Tree
 from phosd.errors import ImageCorrupt, Internal, NotAuthorized

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from phosd.engine.criu import program
-from phosd.engine.criu.launch import Child
+from phosd.engine.criu.run import program
+from phosd.engine.criu.run.invocation import Owner
+from phosd.engine.criu.run.launch import Child
+from phosd.engine.criu.run.running import Running
 from phosd.errors import Internal
 from tests.support.harness import wait_until
 
@@ -30,14 +32,14 @@ def test_a_log_that_its_owner_replaced_is_not_read(tmp_path: Path) -> None:
     """The folder is theirs, and root would follow a link of theirs."""
     path, secret = tmp_path / "restore.log", tmp_path / "secret"
     secret.write_text("Error: the secret\n")
-    log = program._new_log(path, program.Owner(os.getuid(), os.getgid(), ()))
+    log = program._new_log(path, Owner(os.getuid(), os.getgid(), ()))
     path.write_text(f"{'x' * 100_000}\n(00.1) Error (file.c:1): the reason\n")
     path.unlink()
     path.symlink_to(secret)
     command = Child(["/bin/sh", "-c", "exit 1"], ())
     with (
         pytest.raises(Internal, match=r"returned 1\): Error \(file.c:1\): the reason;"),
-        program.Running(command, "restore", log) as running,
+        Running(command, "restore", log) as running,
     ):
         running.wait(60)
     assert log.closed

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from phosd.engine.criu import dump as criu_dump
+from phosd.engine.criu.dump.check import check
 from phosd.engine.program import tree
 from phosd.engine.system import procfs
 from phosd.errors import InvalidOption, NoSuchProcess, Unsupported
@@ -87,7 +87,7 @@ def test_a_thread_that_just_asks_phosd_for_a_checkpoint_is_no_hindrance(life: Li
         connection, _ = server.accept()
         life.counts_on()
         with connection:
-            criu_dump.check(life.criu, tree.scan(life.pid))
+            check(life.criu, tree.scan(life.pid))
 
 
 CONNECTED = """
@@ -145,7 +145,7 @@ def test_tcp_connections_are_refused_or_closed_as_asked(
 def test_an_unknown_tcp_policy_is_an_invalid_option(life: Life) -> None:
     life.start(COUNTER)
     with pytest.raises(InvalidOption, match="there is no tcp policy 'maybe'"):
-        criu_dump.check(life.criu, tree.scan(life.pid), tcp="maybe")
+        check(life.criu, tree.scan(life.pid), tcp="maybe")
 
 
 MAPS = (
@@ -288,4 +288,4 @@ def test_a_program_that_opens_and_closes_all_the_time_can_be_looked_at(life: Lif
     life.start(busy + "threading.Thread(target=churn, daemon=True).start()\n" + COUNTER)
     life.counts_on()
     for _ in range(20):
-        assert criu_dump.check(life.criu, tree.scan(life.pid)).endpoints == ()
+        assert check(life.criu, tree.scan(life.pid)).endpoints == ()

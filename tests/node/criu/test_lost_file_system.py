@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from phosd.engine.criu import dump, owned_processes
+from phosd.engine.criu.dump import dump
+from phosd.engine.criu.run import owned_processes
 from phosd.engine.job.progress import Progress
 from phosd.engine.system import procfs
 from phosd.errors import Cancelled, Timeout, Unsupported
@@ -76,7 +77,7 @@ def test_lost_while_the_program_stands_still(
     life: Life, far: tuple[Path, HangingFolder], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """phosd asks for nothing there itself, and does without what its worker asks for."""
-    monkeypatch.setattr("phosd.engine.criu.file_worker.IMPATIENCE", SOON)
+    monkeypatch.setattr("phosd.engine.criu.files.file_worker.IMPATIENCE", SOON)
     note = dump.Dump._note
 
     def hanging(self: dump.Dump) -> None:
@@ -94,7 +95,7 @@ def test_lost_before(
     life: Life, far: tuple[Path, HangingFolder], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """CRIU waits there and holds the program. It is not killed, and both go on when they can."""
-    monkeypatch.setattr("phosd.engine.criu.program.IDLE_SECONDS", SOON)
+    monkeypatch.setattr("phosd.engine.criu.run.running.IDLE_SECONDS", SOON)
     far[1].hang()
     progress = Progress()
     with ThreadPoolExecutor() as pool:

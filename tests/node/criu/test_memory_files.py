@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from phosd.engine.criu import dump as criu_dump
+from phosd.engine.criu.dump.check import check
 from phosd.engine.program import tree
 from phosd.errors import Busy, ImageCorrupt, Internal, Unsupported
 from tests.node.criu.life import COUNTER, USER, Life, in_order
@@ -124,6 +124,38 @@ def test_a_shared_file_that_is_only_read_is_no_obstacle(life: Life) -> None:
         "table = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)\n" + COUNTER
     )
     life.counts_on()
-    criu_dump.check(life.criu, tree.scan(life.pid))
+    check(life.criu, tree.scan(life.pid))
     life.again()
     assert in_order(life.counts_on())
+
+
+READS_MEMORY = """
+import mmap, os, sys, time
+memory = mmap.mmap(os.open(sys.argv[1], os.O_RDONLY), 0, prot=mmap.PROT_READ)
+value = 0
+while True:
+    value += 1
+    assert memory[:4] == b"data"
+    print(value, flush=True)
+    time.sleep(0.005)
+"""
+
+
+@pytest.mark.parametrize("place", ["/dev/shm", "/run"])
+def test_memory_that_is_only_read_is_as_a_file_on_a_disk(
+    lives: Callable[[int], Life], place: str
+) -> None:
+    """Its user could not put it back."""
+    data = Path(place, f"phos-test-read-{os.getpid()}")
+    data.write_bytes(b"data" * 1024)
+    data.chmod(0o644)
+    try:
+        life = lives(USER)
+        life.start(READS_MEMORY, str(data))
+        life.counts_on()
+        assert not life.dump().details.memory_files
+        life.kill()
+        life.restore().settle()
+        assert in_order(life.counts_on())
+    finally:
+        data.unlink()

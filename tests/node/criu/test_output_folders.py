@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from phosd.engine.criu.output_folders import remove_unneeded, unneeded
+from phosd.engine.criu.files.output_folders import remove_unneeded, unneeded
 from phosd.engine.image.cpu_manifest import CpuDetails, OpenFile
 from phosd.engine.image.manifest import CHUNK, Manifest
 from phosd.engine.image.store import Store

@@ -13,8 +13,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from phosd.engine.criu.dump import Dump, DumpOptions
-from phosd.engine.criu.owned_processes import (
+from phosd.engine.criu.dump.dump import Dump, DumpOptions
+from phosd.engine.criu.restore.tree_files import TreeFiles
+from phosd.engine.criu.run.owned_processes import (
     dump_mark,
     end,
     end_orphans,
@@ -23,11 +24,10 @@ from phosd.engine.criu.owned_processes import (
     is_made,
     restore_mark,
 )
-from phosd.engine.criu.program import Criu
-from phosd.engine.criu.tree_files import TreeFiles
+from phosd.engine.criu.run.program import Criu
 from phosd.engine.job.affected import now
 from phosd.engine.program.tree import scan
-from phosd.engine.recovery import rescue
+from phosd.engine.recovery import dumps
 from phosd.engine.system import procfs
 from phosd.errors import Internal
 from tests.node.criu.life import COUNTER, SYSTEM_PYTHON, USER, Life, records, wait_for
@@ -157,7 +157,7 @@ def test_anybody_may_look_like_criu(named_criu: str) -> None:
             wait_for(lambda: Path(f"/proc/{pid}/status").read_text().count("ffffffff"))
             assert not is_criu(pid)
             assert not is_criu(root)
-            assert 1 not in rescue._dumped()
+            assert 1 not in dumps.roots_of_dumps()
     # ... which may be called as CRIU is.
     with running(
         "unshare", "-Ur", "/bin/sh", "-c", f"echo; exec {named_criu} 99", user=USER, group=USER
@@ -216,7 +216,7 @@ def test_the_real_one_is_known(uid: int, criu: Criu, lives: Callable[[int], Life
     life.counts_on()
     life.images.mkdir()
     with Dump(criu, scan(life.pid), life.images, DumpOptions()) as dump:
-        assert life.pid in rescue._dumped()
+        assert life.pid in dumps.roots_of_dumps()
         dump.finish()
         dump.settle()
-    assert life.pid not in rescue._dumped()
+    assert life.pid not in dumps.roots_of_dumps()

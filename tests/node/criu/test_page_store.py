@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from phosd.engine.criu.dump import Dump, DumpOptions
-from phosd.engine.criu.page_store import PageStore
+from phosd.engine.criu.dump.dump import Dump, DumpOptions
+from phosd.engine.criu.run.page_store import PageStore
 from phosd.engine.program import tree
 from phosd.errors import Internal
 from tests.node.criu.life import USER, Life, in_order

@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 
 from phosd.engine import faults
-from phosd.engine.criu.image_file import Field, rewrite
-from phosd.engine.criu.private_copy import changed
-from phosd.engine.criu.rehearsal import Rehearsal
-from phosd.engine.criu.restore import rehearse_tree
+from phosd.engine.criu.images.image_file import Field, changed, rewrite
+from phosd.engine.criu.restore.rehearsal import Rehearsal
+from phosd.engine.criu.restore.restore import rehearse_tree
 from phosd.engine.job.cancellation import Cancellation
 from phosd.engine.system import pid_namespaces
 from phosd.errors import Cancelled, Internal, OutOfSpace

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from phosd.engine.criu import relinked
+from phosd.engine.criu.dump import relinked
 from tests.node.criu.life import USER, Life, in_order
 
 SEMAPHORES = """

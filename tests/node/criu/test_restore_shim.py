@@ -5,11 +5,11 @@ import subprocess
 import time
 from pathlib import Path
 
-from phosd.engine.criu import restore_shim
+from phosd.engine.criu.restore import restore_shim
 from phosd.engine.system import privileges
 from tests.support.harness import wait_until
 
-HERE = Path(restore_shim.__file__).parents[3]
+HERE = Path(restore_shim.__file__).parents[4]
 
 
 def test_killed_at_any_moment_it_leaves_nobody(tmp_path: Path) -> None:

@@ -2,23 +2,25 @@
 
 import contextlib
 import dataclasses
+import errno
 import os
 import signal
 import subprocess
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from phosd.engine.criu import dump as criu_dump
-from phosd.engine.criu import restore as criu_restore
-from phosd.engine.criu.action_script import MADE, ActionScript
-from phosd.engine.criu.dump import Dump, DumpOptions
-from phosd.engine.criu.owned_processes import carried
-from phosd.engine.criu.program import Owner
-from phosd.engine.criu.restore import TreeRestoreOptions
-from phosd.engine.criu.rights import Rights
+from phosd.engine.criu.dump import dump as criu_dump
+from phosd.engine.criu.dump.dump import Dump, DumpOptions
+from phosd.engine.criu.images.rights import Rights
+from phosd.engine.criu.restore import restore as criu_restore
+from phosd.engine.criu.restore.options import TreeRestoreOptions
+from phosd.engine.criu.run.action_script import MADE, ActionScript
+from phosd.engine.criu.run.invocation import Owner
+from phosd.engine.criu.run.owned_processes import carried
 from phosd.engine.program import tree
 from phosd.engine.system import privileges, procfs
 from phosd.engine.system.privileges import Capability
@@ -195,6 +197,7 @@ def end_script(work: Path) -> None:
         {"permitted": 1 << 40},
         {"ambient": 1},
         {"secure_bits": 1},
+        {"inheritable": 1},
     ],
     ids=lambda each: next(iter(each)),
 )
@@ -203,6 +206,13 @@ def test_more_than_a_user_has(more: dict[str, Any]) -> None:
     Rights({7: PLAIN}).require_plain(owner)
     with pytest.raises(NotAuthorized, match="thread 8 has"):
         Rights({7: PLAIN, 8: dataclasses.replace(PLAIN, **more)}).require_plain(owner)
+
+
+def test_threads_of_a_user_have_one_bounding_set() -> None:
+    owner = Owner(USER, USER, ())
+    other = dataclasses.replace(PLAIN, bounding=0)
+    with pytest.raises(NotAuthorized, match="threads 7 and 8 have different bounding sets"):
+        Rights({7: PLAIN, 8: other}).require_plain(owner)
 
 
 def test_what_criu_may(lives: Callable[[int], Life], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,24 +246,113 @@ def test_a_command_keeps_what_it_is_given() -> None:
         uid=USER,
         gid=USER,
         groups=[],
-        capabilities=[Capability.SETPCAP, Capability.CHECKPOINT_RESTORE],
+        capabilities=[Capability.SYS_PTRACE, Capability.CHECKPOINT_RESTORE],
+        bounding=1 << Capability.SYS_PTRACE,
     )
     said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     fields = dict(line.split(":\t", 1) for line in said.splitlines() if ":\t" in line)
-    assert int(fields["CapEff"], 16) == 1 << 8 | 1 << 40
+    assert int(fields["CapEff"], 16) == 1 << 19 | 1 << 40
+    assert int(fields["CapBnd"], 16) == 1 << 19
     assert fields["Uid"].split() == [str(USER)] * 4
 
 
-def test_the_bounding_set_is_given_back(lives: Callable[[int], Life]) -> None:
+def test_a_command_says_what_it_cannot_have_in_its_bounding_set() -> None:
+    own = procfs.credentials(os.getpid()).bounding
+    command = privileges.command(
+        ["/bin/true"], uid=USER, gid=USER, groups=[], bounding=own | 1 << 62
+    )
+    said = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert said.returncode == 1
+    assert "lacks capabilities that the program has in its bounding set (numbers 62" in said.stderr
+
+
+ALONE = 6_000_000 + os.getpid()
+"""A user of whom there are no other processes."""
+FEW = 1 << 0 | 1 << 7  # CAP_CHOWN, CAP_SETUID
+
+
+def start_with(bounding: int | None, life: Life, source: str) -> None:
+    """Start a program with a bounding set, which it has from the thread that starts it."""
+    with ThreadPoolExecutor(max_workers=1) as thread:
+        if bounding is not None:
+            thread.submit(privileges.limit_bounding_set, bounding).result()
+        thread.submit(life.start, source).result()
+
+
+def saved_with_few(lives: Callable[[int], Life]) -> Life:
+    """A user's program with a smaller bounding set that was saved, and has ended."""
     life = lives(USER)
-    life.start(COUNTER)
+    start_with(FEW, life, COUNTER)
     life.counts_on()
-    before = procfs.credentials(life.pid)
     life.dump()
     life.kill()
-    life.restore()
-    wait_for(lambda: procfs.stat(life.pid) is not None)
-    assert procfs.credentials(life.pid) == before
+    return life
+
+
+@pytest.mark.parametrize("bounding", [None, FEW, 0], ids=["this machine's", "few", "none"])
+def test_the_bounding_set_is_given_back_without_a_capability_for_that(
+    lives: Callable[[int], Life], bounding: int | None
+) -> None:
+    """CRIU drops what is missing, if it is told, and needs CAP_SETPCAP then."""
+    life = lives(ALONE)
+    start_with(bounding, life, WITH_THREAD)
+    life.counts_on()
+    before = procfs.credentials(life.pid)
+    assert bounding is None or before.bounding == bounding
+    life.dump()
+    life.kill()
+    life.admit()
+    seen: list[int] = []
+
+    def look() -> bool:
+        for pid in procfs.pids():
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                each = procfs.credentials(pid)
+                if ALONE in each.uids:
+                    seen.append(each.permitted | each.effective | each.inheritable | each.ambient)
+        return True
+
+    made = criu_restore.restore_tree(
+        life.criu, life.saved_tree, TreeRestoreOptions(deadline=120), complete=look
+    )
+    life.restored.append(made)
+    life.counts_on()
+    assert 1 << Capability.CHECKPOINT_RESTORE in seen
+    # After CRIU's last step they have none.
+    assert {0, 1 << Capability.CHECKPOINT_RESTORE} >= {*seen}
+    for thread in procfs.threads(life.pid):
+        assert procfs.credentials(thread) == before
+    assert {path.name for path in life.private.iterdir()} == {"images"}
+    life.saved_tree.check_bytes()
+
+
+def test_without_links_a_smaller_bounding_set_cannot_be_given_back(
+    lives: Callable[[int], Life], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    life = saved_with_few(lives)
+
+    def failing(*_: object, **__: object) -> None:
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "link", failing)
+        with pytest.raises(Internal, match="links to CRIU's files cannot be made in"):
+            life.restore()
+    assert {path.name for path in life.private.iterdir()} == {"images"}
+
+
+def test_a_bounding_set_that_is_not_the_image_s_never_runs(
+    lives: Callable[[int], Life], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever CRIU's process was given."""
+    life = saved_with_few(lives)
+    before = life.values()
+    with monkeypatch.context() as patched:
+        patched.setattr(Rights, "bounding", FEW | 1 << Capability.SYS_PTRACE)
+        with pytest.raises(NotAuthorized, match="has other bounding than it had"):
+            life.restore()
+    wait_for(lambda: procfs.stat(life.pid) is None)
+    assert life.values() == before
 
 
 FILTERED = """

@@ -12,11 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from phosd.engine.criu import dump as criu_dump
-from phosd.engine.criu import restore as criu_restore
-from phosd.engine.criu import stdio
-from phosd.engine.criu.dump import DumpOptions
-from phosd.engine.criu.restore import TreeRestoreOptions
+from phosd.engine.criu.dump import dump as criu_dump
+from phosd.engine.criu.dump.dump import DumpOptions
+from phosd.engine.criu.files import stdio
+from phosd.engine.criu.restore import admission
+from phosd.engine.criu.restore import restore as criu_restore
+from phosd.engine.criu.restore.options import TreeRestoreOptions
 from phosd.engine.image.cpu_manifest import EndpointKind
 from phosd.engine.program import tree
 from phosd.engine.system import procfs
@@ -149,7 +150,7 @@ def restored_job(life: Life, pid: int, shell: "subprocess.Popen[bytes]") -> Path
     shell.wait()
     output = life.home / "output"
     options = TreeRestoreOptions(output=output)
-    criu_restore.admission(life.criu, life.saved_tree, options)
+    admission.admission(life.criu, life.saved_tree, options)
     life.restored.append(criu_restore.restore_tree(life.criu, life.saved_tree, options))
     return output
 
@@ -219,7 +220,9 @@ def test_the_keeper_goes_when_the_program_goes(life: Life) -> None:
 
 
 def keepers_of_all() -> set[int]:
-    return {pid for pid in procfs.pids() if "phosd.engine.criu.restore_shim" in command(pid)}
+    return {
+        pid for pid in procfs.pids() if "phosd.engine.criu.restore.restore_shim" in command(pid)
+    }
 
 
 def command(pid: int) -> tuple[str, ...]:

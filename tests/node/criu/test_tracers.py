@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from phosd.engine.criu.dump import DumpOptions
-from phosd.engine.criu.dumps import CpuParts, DriverWork
-from phosd.engine.criu.owned_processes import is_criu
-from phosd.engine.criu.program import Criu
+from phosd.engine.criu.dump.dump import DumpOptions
+from phosd.engine.criu.dump.dumps import CpuParts, DriverWork
+from phosd.engine.criu.run.owned_processes import is_criu
+from phosd.engine.criu.run.program import Criu
 from phosd.engine.image.store import Store
 from phosd.engine.job.cancellation import Cancellation
 from phosd.engine.program import tree

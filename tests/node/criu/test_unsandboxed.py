@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from phosd.engine.criu.dump import check
-from phosd.engine.criu.program import Criu
+from phosd.engine.criu.dump.check import check
+from phosd.engine.criu.run.program import Criu
 from phosd.engine.program.tree import scan
 from phosd.engine.system import procfs, unsandboxed
 from phosd.engine.system.unsandboxed import Command, OutsideError
@@ -252,8 +252,8 @@ def test_a_sandbox_of_our_own_is_no_obstacle(
     images.mkdir()
     saving = (
         "import sys; from pathlib import Path\n"
-        "from phosd.engine.program import tree; from phosd.engine.criu.program import Criu\n"
-        "from phosd.engine.criu.dump import DumpOptions, dump_tree\n"
+        "from phosd.engine.program import tree; from phosd.engine.criu.run.program import Criu\n"
+        "from phosd.engine.criu.dump.dump import DumpOptions, dump_tree\n"
         "pid, images, program, *service = sys.argv[1:]\n"
         "criu = Criu(Path(program), *map(Path, service))\n"
         "dump_tree(criu, tree.scan(int(pid)), Path(images), DumpOptions())\n"

@@ -20,8 +20,8 @@ import msgspec
 import pytest
 
 from phosd.client.transfer import Link, Transfer, head_of, send_from, signature_of, write_to
-from phosd.engine.criu import image_file
-from phosd.engine.criu.image_file import Field
+from phosd.engine.criu.images import image_file
+from phosd.engine.criu.images.image_file import Field
 from phosd.engine.image.cpu_manifest import CpuDetails
 from phosd.engine.image.manifest import CHUNK, Block, Manifest, Tree
 from phosd.engine.image.packs import HEADER
@@ -31,11 +31,15 @@ from phosd.engine.image.store import Store
 from phosd.engine.image.verify import verify
 from phosd.engine.job.progress import Progress
 from phosd.engine.node.node import Node, NodeConfig
-from phosd.engine.operations import image_receiver
 from phosd.engine.operations.admission import DiskLimits
-from phosd.engine.operations.caller_stream import CallerStream
-from phosd.engine.operations.export_image import export_image
-from phosd.engine.operations.import_image import ImportOptions, import_image, require_may_own
+from phosd.engine.operations.transfer import image_receiver
+from phosd.engine.operations.transfer.caller_stream import CallerStream
+from phosd.engine.operations.transfer.export_image import export_image
+from phosd.engine.operations.transfer.import_image import (
+    ImportOptions,
+    import_image,
+    require_may_own,
+)
 from phosd.engine.system import procfs
 from phosd.errors import (
     Cancelled,
@@ -90,7 +94,7 @@ def publish(
             path = writer.folder / "criu-0" / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(data)
-        details = CpuDetails(user, user, (), "", "refuse", False, 0)
+        details = CpuDetails(user, user, (), "", "refuse", False, 0, loginuid=1002)
         tree = Tree(7, "criu-0", writer.seal("criu-0"), details)
         block = Block(0, 1, 0x7F0000000000, len(memory), 0, chunks)
         made = manifest_of(writer, [block], [tree])
@@ -354,8 +358,7 @@ def test_a_user_gets_the_rights_of_a_user(here: Store, there: Node) -> None:
     forged = (
         core(0),
         core(NOBODY, capabilities=1 << 21),
-        core(NOBODY, inheritable=1 << 8),  # CRIU would need CAP_SETPCAP for these
-        core(NOBODY, lacking=1 << 5),
+        core(NOBODY, inheritable=1 << 8),
     )
     for forged_core in forged:
         image = publish(here, user=NOBODY, core_file=forged_core)
@@ -366,8 +369,11 @@ def test_a_user_gets_the_rights_of_a_user(here: Store, there: Node) -> None:
         with pytest.raises(Internal):
             imported(there, exported(here, image.id), options(owner=NOBODY))
     assert nothing_kept(there)
-    arrived = imported(there, exported(here, publish(here, user=NOBODY).id), options(owner=NOBODY))
+    fewer = publish(here, user=NOBODY, core_file=core(NOBODY, lacking=1 << 5))
+    arrived = imported(there, exported(here, fewer.id), options(owner=NOBODY))
     assert (arrived.owner, arrived.host.boot_id) == (NOBODY, "")
+    (tree,) = arrived.trees
+    assert tree.details is not None and tree.details.loginuid is None  # that of somebody else
 
 
 @pytest.fixture(scope="module")
@@ -523,6 +529,22 @@ def test_what_is_damaged_is_not_passed_on(here: Store) -> None:
         file.write(b"\0")
     with pytest.raises(ImageCorrupt, match="is not what was saved"):
         exported(here, image.id)
+
+
+def test_a_byte_now_and_then_does_not_make_it_longer() -> None:
+    over = threading.Event()
+
+    def trickle(link: Link) -> None:
+        while not over.wait(0.05):
+            link.write(b"x")
+
+    with (
+        Transfer(trickle) as transfer,
+        CallerStream(transfer.name, os.geteuid(), Progress(), within=0.5) as stream,
+        pytest.raises(Timeout, match="takes longer than 0 s"),
+    ):
+        stream.receive(200)  # for ten seconds
+    over.set()
 
 
 def test_the_other_side_may_leave_or_fall_silent(here: Store, there: Node) -> None:

@@ -13,7 +13,8 @@ import pytest
 
 from phosd.engine.mover.protocol.connection import Connection, PeerGone
 from phosd.engine.mover.worker import gpu as gpu_module
-from phosd.engine.mover.worker.gpu import Gpu, GpuBlock
+from phosd.engine.mover.worker.gpu import Gpu
+from phosd.engine.mover.worker.gpu_block import GpuBlock
 from phosd.engine.mover.worker.guarded import GuardedMemory
 from phosd.engine.mover.worker.main import MoverDaemon
 from phosd.engine.system.procfs import ProcessId, process_id

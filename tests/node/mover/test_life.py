@@ -25,7 +25,8 @@ from phosd.engine.mover.client.standby import Standby
 from phosd.engine.mover.protocol import wire
 from phosd.engine.mover.protocol.endpoint import connect, folder_of, listeners, path_of
 from phosd.engine.node.gpus import list_gpus
-from phosd.engine.recovery.rescue import Account, free
+from phosd.engine.recovery.account import Account
+from phosd.engine.recovery.rescue import free
 from phosd.engine.system.native import python_environment
 from phosd.engine.system.procfs import ProcessId, process_id
 from phosd.errors import Busy, Internal, NotAuthorized, PhosError

@@ -14,7 +14,7 @@ from phosd.engine.node.node import Node, NodeConfig
 from phosd.engine.node.suspended import Register
 from phosd.engine.operations.resume import ResumeOptions, resume
 from phosd.engine.operations.suspend import SuspendOptions, suspend
-from phosd.engine.recovery.rescue import left_parked
+from phosd.engine.recovery.guarded import left_parked
 from phosd.engine.recovery.startup import settle
 from phosd.engine.system import cuda
 from phosd.errors import Internal, PhosError, Timeout, Unsupported

@@ -15,7 +15,7 @@ from phosd.engine.operations.migrate import MigrateOptions, migrate
 from phosd.engine.program import driver_checkpoint
 from phosd.engine.program import held as held_threads
 from phosd.engine.program.held import held
-from phosd.engine.system import procfs, ptrace
+from phosd.engine.system import procfs, ptrace, standstill
 from phosd.errors import Busy, PhosError, Timeout
 from tests.node.checkpoint_restore.conftest import Starter
 from tests.node.checkpoint_restore.cycle import Undisturbed, computes_right
@@ -93,6 +93,31 @@ def test_only_one_thread_runs(counting: subprocess.Popen[str]) -> None:
     wait_until(lambda: int(counting.stdout.readline()) > before, "its threads to run")  # type: ignore[union-attr]
 
 
+def test_those_that_were_held_when_another_could_not_be_are_let_go(
+    counting: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At once, not when the kernel has ended the thread that held them."""
+    seize, detach = ptrace.seize, ptrace.detach
+    seized: list[int] = []
+    let_go: list[int] = []
+
+    def first_only(thread: int, *, clones: bool = False) -> None:
+        if seized:
+            raise PermissionError
+        seize(thread, clones=clones)
+        seized.append(thread)
+
+    def recorded(thread: int, met: int) -> None:
+        detach(thread, met)
+        let_go.append(thread)
+
+    monkeypatch.setattr(ptrace, "seize", first_only)
+    monkeypatch.setattr(ptrace, "detach", recorded)
+    with pytest.raises(Busy), held({counting.pid: counting.pid}):
+        pass
+    assert let_go == seized != []
+
+
 def test_one_that_is_late_to_stop_is_let_run(
     counting: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -111,8 +136,8 @@ def test_one_that_is_late_to_stop_is_let_run(
 
     monkeypatch.setattr(ptrace, "stopped", late)
     with held({pid: last}, through_group_stop=True):
-        assert not procfs.stands_still(pid)
-    wait_until(lambda: procfs.stands_still(pid), "it to stand still")
+        assert not standstill.stands_still(pid)
+    wait_until(lambda: standstill.stands_still(pid), "it to stand still")
     monkeypatch.setattr(held_threads, "STOP_SECONDS", 0.1)
     monkeypatch.setattr(ptrace, "stopped", lambda thread: None if thread == last else whole(thread))
     with (

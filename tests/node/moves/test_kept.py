@@ -13,8 +13,8 @@ from phosd.engine.operations.resume import ResumeOptions, resume
 from phosd.engine.operations.suspend import SuspendOptions, suspend
 from phosd.engine.program import driver_checkpoint
 from phosd.engine.recovery.startup import settle
-from phosd.errors import NotAuthorized
-from tests.node.checkpoint_restore.conftest import Starter, memory_shelf
+from phosd.engine.system import memory_mount
+from tests.node.checkpoint_restore.conftest import Starter, named_shelf
 from tests.node.checkpoint_restore.cycle import Undisturbed, computes_right
 from tests.support.harness import Target
 
@@ -71,24 +71,42 @@ def test_the_driver_tells_nothing_of_it(
         computes_right(target, undisturbed)
 
 
-def test_somebody_else_has_made_the_folder_in_memory(
-    place: Path, start: Starter, undisturbed: Undisturbed
+def test_no_user_is_in_the_way(
+    place: Path, start: Starter, undisturbed: Undisturbed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Anybody may make one in /dev/shm."""
-    run = place / "run"
+    """Whatever they have at a name in /dev/shm that anybody can compute, and whether phosd can
+    mount something or not. Nothing is put into a folder of theirs.
+    """
+    run, theirs = place / "run", place / "theirs"
     run.mkdir()
-    folder = memory_shelf(run)
-    folder.mkdir()
-    os.chown(folder, 65534, 65534)
-    try:
-        with Node(NodeConfig(place / "state", run)) as node:
-            target = start("single")
-            target.wait_for_steps(3)
-            with pytest.raises(NotAuthorized, match=str(folder)):
-                suspend(node, target.pid, SuspendOptions(where="memory"), Progress())
-            suspend(node, target.pid, SuspendOptions(where="auto"), Progress())
-            assert [each.where for each in node.suspended.living()] == ["disk"]
-            resume(node, target.pid, ResumeOptions(), Progress())
-            computes_right(target, undisturbed)
-    finally:
-        shutil.rmtree(folder)
+    name = named_shelf(run)
+    target = start("single")
+    target.wait_for_steps(3)
+    for kind in ("link", "folder"):
+        for can_mount in (True, False):
+            made = theirs if kind == "link" else name
+            made.mkdir(mode=0o777)
+            os.chown(made, 65534, 65534)
+            if kind == "link":
+                name.symlink_to(theirs)
+                os.chown(name, 65534, 65534, follow_symlinks=False)
+            try:
+                with monkeypatch.context() as patch:
+                    if not can_mount:
+                        patch.setattr(memory_mount, "mount", lambda _folder: "not permitted")
+                    suspend_and_resume(NodeConfig(place / "state", run), target)
+            finally:
+                left = [theirs, *name.parent.glob(f"{name.name}*")]
+                content = [[*each.iterdir()] for each in left if each.is_dir()]
+                for each in left:
+                    each.unlink() if each.is_symlink() else shutil.rmtree(each, ignore_errors=True)
+            assert not any(content)
+    computes_right(target, undisturbed)
+
+
+def suspend_and_resume(config: NodeConfig, target: Target) -> None:
+    with Node(config) as node:
+        node.suspend_store.sweep()
+        kept = suspend(node, target.pid, SuspendOptions(), Progress())
+        assert kept.where == "memory"
+        resume(node, target.pid, ResumeOptions(), Progress())

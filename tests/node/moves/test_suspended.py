@@ -15,7 +15,7 @@ from phosd.engine.operations.migrate import MigrateOptions, migrate
 from phosd.engine.operations.resume import ResumeOptions, resume
 from phosd.engine.operations.suspend import SuspendOptions, suspend
 from phosd.engine.operations.swap import SwapOptions, swap
-from phosd.engine.recovery.rescue import left_parked
+from phosd.engine.recovery.guarded import left_parked
 from phosd.engine.recovery.startup import settle
 from phosd.errors import Busy, Internal, OutOfMemory
 from tests.node.checkpoint_restore.conftest import Starter

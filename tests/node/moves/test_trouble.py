@@ -13,7 +13,8 @@ from phosd.engine.node.node import Node, NodeConfig
 from phosd.engine.operations.migrate import MigrateOptions, migrate
 from phosd.engine.operations.resume import ResumeOptions, resume
 from phosd.engine.operations.suspend import SuspendOptions, suspend
-from phosd.engine.recovery.rescue import bring_back, left_parked
+from phosd.engine.recovery.guarded import left_parked
+from phosd.engine.recovery.rescue import bring_back
 from phosd.engine.system import cuda
 from phosd.errors import OutOfMemory, PhosError, Timeout
 from tests.node.checkpoint_restore.conftest import Starter

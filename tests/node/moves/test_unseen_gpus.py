@@ -15,10 +15,11 @@ from phosd.engine.memory import handing_back
 from phosd.engine.node.node import Node, NodeConfig
 from phosd.engine.operations.checkpoint import CheckpointOptions, checkpoint
 from phosd.engine.operations.migrate import MigrateOptions, migrate
-from phosd.engine.operations.restore import RestoreOptions, restore
+from phosd.engine.operations.restore.options import RestoreOptions
+from phosd.engine.operations.restore.restore import restore
 from phosd.engine.operations.resume import ResumeOptions, resume
 from phosd.engine.operations.suspend import SuspendOptions, suspend
-from phosd.engine.recovery.rescue import left_parked
+from phosd.engine.recovery.guarded import left_parked
 from phosd.engine.recovery.startup import settle
 from phosd.engine.system.cuda import is_software
 from phosd.errors import PhosError, Reason, Unsupported

@@ -15,10 +15,10 @@ from phosd.engine.job.progress import Progress
 from phosd.engine.memory.exported import ExportedBlock
 from phosd.engine.node.node import Node
 from phosd.engine.operations.checkpoint import CheckpointOptions, checkpoint
-from phosd.engine.program import driver_checkpoint, process
+from phosd.engine.program import discovery, driver_checkpoint, process
 from phosd.engine.program import group as module
+from phosd.engine.program.discovery import discover_group
 from phosd.engine.program.driver_checkpoint import State
-from phosd.engine.program.group import discover_group
 from phosd.engine.system import procfs
 from phosd.errors import Busy, InvalidOption, NoSuchProcess, PhosError, Reason, Timeout, Unsupported
 from tests.support.fake_hook import files, open_files
@@ -100,8 +100,17 @@ def invented(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Invented:
         members = [SimpleNamespace(pid=p, uid=node.users[p]) for p in node.trees[pid]]
         return FakeTree(members)
 
-    monkeypatch.setattr(module, "HookLink", Link)
-    monkeypatch.setattr(module, "scan", scan)
+    class Listeners:
+        def __init__(self, runtime: Path) -> None:
+            self._hooks = runtime / "hook"
+
+        def pids(self) -> list[int]:
+            return sorted(int(path.stem) for path in self._hooks.glob("*.sock"))
+
+    monkeypatch.setattr(module, "Listeners", Listeners)
+    for each in (module, discovery):
+        monkeypatch.setattr(each, "HookLink", Link)
+    monkeypatch.setattr(discovery, "scan", scan)
     monkeypatch.setattr(process, "uses_cuda", lambda pid: pid in node.trees)
     monkeypatch.setattr(process, "visible_gpus", lambda pid: [0])
     monkeypatch.setattr(process, "gpu_uuids", lambda: ["GPU-a", "GPU-b"])
@@ -157,9 +166,6 @@ def test_sharers_of_sharers_belong_to_it(
     invented.program(10, memory=(two, three))  # met first, and shares only with 40
     invented.program(60, memory=(three,))
     invented.program(30, memory=(four,))
-    (tmp_path / "hook").mkdir()
-    for strange in ("x.sock", "٣.sock", "9" * 200 + ".sock", "99.wake"):
-        (tmp_path / "hook" / strange).touch()
     assert pids_of_unit(invented, 50, tmp_path) == [10, 40, 50, 60]
     assert pids_of_unit(invented, 30, tmp_path) == [30]
 

@@ -3,24 +3,26 @@
 import contextlib
 import os
 import socket
-import struct
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from phosd.engine.hook_client import received, wire
+from phosd import unix_sockets
+from phosd.engine.hook_client import distrust, wire
+from phosd.engine.hook_client.distrust import Distrusted, Peer
 from phosd.engine.hook_client.link import HookLink
 from phosd.engine.hook_client.places import socket_path
 from phosd.engine.hook_client.wire import BlockFlag, Type
+from phosd.engine.system import procfs
+from phosd.engine.system.procfs import ProcessId
 from phosd.errors import Internal, NoSuchProcess, NotAuthorized, PhosError, Timeout
 from tests.support.fake_hook import Answer, blocks, fake_hook, files, hello, open_files
 from tests.support.hanging_folder import hanging_folder
+from tests.support.lingering import lingering
 
 HAS = int(BlockFlag.HAS_DESCRIPTOR)
 
@@ -31,7 +33,7 @@ def test_the_deadline_is_of_the_whole_request(runtime: Path) -> None:
     """One byte now and then does not keep us for ever."""
     body = hello()
     path = socket_path(runtime, os.getpid())
-    path.parent.mkdir()
+    path.parent.mkdir(parents=True)
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
         listener.listen()
@@ -82,7 +84,7 @@ def test_a_hook_of_another_version_is_told_as_that(runtime: Path) -> None:
 
 def test_nobody_listens(runtime: Path) -> None:
     path = socket_path(runtime, os.getpid())
-    path.parent.mkdir()
+    path.parent.mkdir(parents=True)
     before = open_files()
     with pytest.raises(NoSuchProcess, match="no hook"):
         HookLink(os.getpid(), runtime).connect()
@@ -98,7 +100,7 @@ def test_nobody_listens(runtime: Path) -> None:
 @pytest.mark.parametrize("what", ["file", "link", "folder"])
 def test_something_else_has_the_sockets_name(runtime: Path, what: str) -> None:
     path = socket_path(runtime, os.getpid())
-    path.parent.mkdir()
+    path.parent.mkdir(parents=True)
     elsewhere = runtime / "elsewhere"
     elsewhere.mkdir()
     with fake_hook(elsewhere, lambda _: Answer(hello())):
@@ -122,7 +124,7 @@ def test_the_socket_of_another_user(runtime: Path) -> None:
 def test_another_process_listens(runtime: Path) -> None:
     """A program of the same user answers in the name of a process that is not itself."""
     path = socket_path(runtime, os.getpid())
-    path.parent.mkdir()
+    path.parent.mkdir(parents=True)
     code = (
         "import socket, sys\n"
         "listener = socket.socket(socket.AF_UNIX); listener.bind(sys.argv[1]); listener.listen()\n"
@@ -141,7 +143,7 @@ def test_another_process_listens(runtime: Path) -> None:
 def test_a_full_queue_is_no_missing_hook(runtime: Path) -> None:
     """Taking it for one would have the driver save what it then cannot bring back."""
     path = socket_path(runtime, os.getpid())
-    path.parent.mkdir()
+    path.parent.mkdir(parents=True)
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
         listener.listen(0)
@@ -185,7 +187,7 @@ def test_a_hook_is_woken_whatever_stands_in_the_way(
 ) -> None:
     """The folder is anybody's; a process that is parked must come back all the same."""
     path = socket_path(runtime, os.getpid()).with_suffix(suffix)
-    path.parent.mkdir()
+    path.parent.mkdir(parents=True)
     victim = runtime / "victim"
     victim.write_text("precious")
     if squatted == "file":
@@ -212,7 +214,7 @@ def test_a_hook_that_does_not_come_back(runtime: Path) -> None:
     (runtime / "hook").mkdir()
     with pytest.raises(Timeout, match="did not come back in 0 s"):
         HookLink(os.getpid(), runtime).reattach(0.05)
-    assert not any((runtime / "hook").iterdir())
+    assert not any(path.is_file() for path in (runtime / "hook").rglob("*"))
 
 
 def test_a_process_that_ends_instead_of_coming_back(runtime: Path) -> None:
@@ -228,7 +230,7 @@ def test_files_of_a_lost_server_are_never_closed(
     runtime: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Closing one asks the server, which may be the hook's user, and waits for ever."""
-    monkeypatch.setattr(received, "_distrusted", set())
+    monkeypatch.setattr(distrust, "_processes", set())
     folder = tmp_path / "far"
     folder.mkdir()
     with hanging_folder(folder) as server:
@@ -242,8 +244,7 @@ def test_files_of_a_lost_server_are_never_closed(
             with HookLink(os.getpid(), runtime) as link, pytest.raises(Internal, match="files"):
                 list(link.export_blocks())
             assert open_files() == before
-            assert received.is_distrusted(os.getuid())
-            with pytest.raises(NotAuthorized, match="no hook of that user any more"):
+            with pytest.raises(Distrusted, match=f"process {os.getpid()} has sent files"):
                 HookLink(os.getpid(), runtime).connect()
         server.answer()
         for descriptor in mine:
@@ -254,40 +255,25 @@ def test_who_is_not_trusted_is_not_waited_for(
     runtime: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nor is the hook's own socket put aside, as another's in its place would be."""
-    monkeypatch.setattr(received, "_distrusted", {os.getuid()})
+    monkeypatch.setattr(distrust, "_processes", {procfs.process_id(os.getpid())})
     with fake_hook(runtime, lambda _: Answer(hello())):
         before = socket_path(runtime, os.getpid()).stat().st_ctime_ns
-        with pytest.raises(NotAuthorized, match="no hook of that user any more"):
+        with pytest.raises(Distrusted):
             HookLink(os.getpid(), runtime).reattach(20)
         assert socket_path(runtime, os.getpid()).stat().st_ctime_ns == before
-
-
-@contextmanager
-def lingering() -> Iterator[socket.socket]:
-    """A socket whose last close waits for years: its peer does not read."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        mine = socket.create_connection(server.getsockname())
-        peer, _ = server.accept()
-    mine.setblocking(False)
-    with contextlib.suppress(BlockingIOError):
-        while True:
-            mine.send(bytes(1 << 16))
-    mine.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 1 << 30))
-    try:
-        yield mine
-    finally:
-        peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        peer.close()  # resets the connection: nothing is left to wait for
 
 
 @pytest.mark.parametrize("when", ["answer", "after", "unread"])
 def test_a_socket_that_cannot_be_closed(
     runtime: Path, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
-    """Sent with an answer, behind it, or when nobody asks for anything any more."""
-    monkeypatch.setattr(received, "_distrusted", set())
+    """Sent with an answer, behind it, or when nobody asks for anything any more, on a kernel that
+    passes what nobody has asked for.
+    """
+    monkeypatch.setattr(unix_sockets, "PASS_RIGHTS", 0x7FFF)
+    monkeypatch.setattr(distrust, "_processes", set())
     path = socket_path(runtime, os.getpid())
-    path.parent.mkdir()
+    path.parent.mkdir(parents=True)
     all_sent = threading.Event()
     with lingering() as sent, socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
@@ -324,4 +310,29 @@ def test_a_socket_that_cannot_be_closed(
         hook.join(10)
         engine.join(10)
         assert not engine.is_alive(), "phosd waits for somebody else's peer"
-        assert received.is_distrusted(os.getuid())
+        with pytest.raises(Distrusted):
+            HookLink(os.getpid(), runtime).connect()
+
+
+def test_thousands_that_are_distrusted_cost_little_and_are_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looks: list[ProcessId] = []
+    living: set[ProcessId] = set()
+
+    def lives(process: ProcessId) -> bool:
+        looks.append(process)
+        return process in living
+
+    monkeypatch.setattr(distrust, "_processes", set())
+    monkeypatch.setattr(distrust, "_most", distrust._FEW)
+    monkeypatch.setattr(distrust, "_lives", lives)
+    for pid in range(1, 1001):
+        living.add(ProcessId(pid, 1))
+        distrust.distrust(Peer(ProcessId(pid, 1)))
+    assert distrust._processes == living
+    assert len(looks) < 4 * len(living)
+    living.clear()
+    for pid in range(1001, 3000):
+        distrust.distrust(Peer(ProcessId(pid, 1)))
+    assert len(distrust._processes) <= distrust._FEW + 1

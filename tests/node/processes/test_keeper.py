@@ -1,8 +1,15 @@
 """What the keeper of a pid namespace arranges there."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
+
+from phosd.engine.program import namespace_maker
+from phosd.engine.system import pid_namespaces, procfs
+from phosd.engine.system.pid_namespaces import PidNamespace
 
 PROC = """
 import ctypes, os, sys
@@ -36,3 +43,28 @@ def test_what_a_container_covers_in_proc_stays_covered(tmp_path: Path) -> None:
     unshared = ("unshare", "--mount", "--pid", "--fork")  # private: nobody else sees the mounts
     done = subprocess.run([*unshared, sys.executable, "-c", PROC, str(tmp_path)], check=False)
     assert done.returncode == 0
+
+
+def test_a_keeper_that_ends_just_before_it_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ends with the last process of its namespace, which a failed restore kills as well."""
+    child = subprocess.Popen(["sleep", "1000"])
+    keeper = procfs.process_id(child.pid)
+    assert keeper is not None
+
+    def lived(namespace: PidNamespace) -> bool:
+        child.kill()
+        child.wait()
+        return True
+
+    monkeypatch.setattr(PidNamespace, "lives", property(lived))
+    namespace_maker.end(PidNamespace(keeper))
+
+
+def test_a_thread_that_ends_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the members of a namespace are read, threads end: only these are missing."""
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    threads = procfs.threads
+    monkeypatch.setattr(procfs, "threads", lambda pid: (gone.pid, *threads(pid)))
+    name = procfs.namespace(os.getpid(), "pid")
+    assert os.getpid() in pid_namespaces.members([name])[name].values()

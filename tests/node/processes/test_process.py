@@ -2,6 +2,7 @@
 
 import mmap
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -11,12 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from phosd.engine.hook_client import distrust
 from phosd.engine.program import driver_checkpoint, process
 from phosd.engine.program.process import parse_visible
 from phosd.engine.system.cuda import gpu_uuid
 from phosd.errors import NoSuchProcess
+from tests.support import older_kernel
 from tests.support.fake_hook import DEVICE, Answer, Request, blocks, fake_hook, hello
-from tests.support.harness import wait_until
+from tests.support.harness import users_hooks, wait_until
 
 UUIDS = ["GPU-aa11", "GPU-aa22", "GPU-bb33"]
 
@@ -105,6 +108,7 @@ def test_a_hook_that_nobody_has_woken(
     gpu_process: int, runtime: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As of a process that was stopped while it was parked, and has gone on since."""
+    users_hooks(runtime)
     monkeypatch.setattr(process, "has_hook", lambda pid: pid == gpu_process)
     found = process.describe(gpu_process, runtime)
     assert found is not None and found.hook_state == "unsupported"
@@ -144,6 +148,24 @@ def test_a_hook_with_something_to_say(
         found = process.describe(gpu_process, runtime)
     assert found is not None
     assert found.hook_state == hook_state and reason in found.reason
+
+
+def test_a_hook_that_sends_what_it_must_not(
+    gpu_process: int, runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever lists processes sees why phosd does not ask it any more."""
+    older_kernel.passes_descriptors(monkeypatch)  # others send none with such an answer
+    monkeypatch.setattr(distrust, "_processes", set())
+
+    def answer(_: Request) -> Answer:
+        return Answer(hello(devices=[DEVICE]), [socket.socket(socket.AF_UNIX).detach()])
+
+    with fake_hook(runtime, answer) as seen:
+        for _ in range(2):
+            found = process.describe(gpu_process, runtime)
+    assert len(seen) == 1
+    assert found is not None and found.hook_state == "unsupported"
+    assert "sent files or sockets instead of memory; phosd asks it nothing" in found.reason
 
 
 def test_a_hook_that_is_slow_keeps_its_memory(

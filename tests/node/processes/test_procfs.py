@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from phosd.engine.program import tree
-from phosd.engine.system import procfs
+from phosd.engine.system import mounts, procfs
 
 ENDS = [b"\r", b"\f", b"\x0b", b"\x1c", b"\x1e", b"\xc2\x85", b"\xe2\x80\xa8"]
 """Ends of a line for Python, not for the kernel (which escapes its own)."""
@@ -24,7 +24,7 @@ def test_a_mount_point_with_any_name(
         + b"67 45 0:40 / /mnt/a%bb rw,relatime - tmpfs x rw\n" % part
     )
     monkeypatch.setattr(procfs, "PROC", tmp_path)
-    assert procfs.memory_devices() == {os.makedev(0, 40)}
+    assert mounts.memory_devices() == {os.makedev(0, 40)}
 
 
 @pytest.mark.parametrize("name", [b"\rShdPnd:\t100", b"\x1eTgid", b"\xff\x1e:"])

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from phosd.engine.criu.program import Criu
+from phosd.engine.criu.run.program import Criu
 from phosd.engine.operations.starter import Starter
-from phosd.engine.system import procfs
+from phosd.engine.system import rlimit
 from phosd.errors import Busy, NotAuthorized, PhosError
 
 ASKING = """
@@ -94,7 +94,7 @@ def test_what_changes_while_it_is_looked_at_does_not_count(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As if it had executed sudo, which lifts its own limits, and comes back."""
-    read, lifted = procfs.limits, iter(range(1000))
+    read, lifted = rlimit.limits, iter(range(1000))
 
     def limits(pid: int) -> Any:
         _, hard = resource.prlimit(pid, resource.RLIMIT_CORE)
@@ -102,7 +102,7 @@ def test_what_changes_while_it_is_looked_at_does_not_count(
         return read(pid)
 
     with asking(name) as pid:
-        monkeypatch.setattr(procfs, "limits", limits)
+        monkeypatch.setattr(rlimit, "limits", limits)
         with pytest.raises(Busy, match="changes its rights or limits"):
             Starter.look(pid).require_asking(name)
         monkeypatch.undo()

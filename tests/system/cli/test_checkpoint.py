@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 import pytest
 
-from phosd.cli.checkpoint import interval
+from phosd.cli.commands.checkpoint import interval
 from phosd.cli.main import named
 from phosd.engine.job.checks import Finding
 from phosd.engine.job.experience import KernelMark

@@ -5,6 +5,7 @@ import os
 import pty
 import pwd
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import sys
 import pytest
 from click.testing import CliRunner
 
+from phosd.cli.commands.doctor import _containers
 from phosd.cli.main import main
 from phosd.engine.job.progress import Progress
 from phosd.errors import OutOfSpace
@@ -294,6 +296,20 @@ def test_doctor_works_without_a_daemon(bus: str) -> None:
         assert row["level"] == "ok" or row["mend"], row
     errors = [row for row in found.values() if row["level"] == "error"]
     assert done.returncode == (1 if errors else 0)
+
+
+def test_doctor_looks_for_what_criu_calls_in_containers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only where containers are run, and wherever on the machine it is installed."""
+
+    found: dict[str, str] = {}
+    monkeypatch.setattr(shutil, "which", lambda name, path: found.get(name))
+    assert _containers() == []
+    found["runc"] = "/usr/sbin/runc"
+    (missing,) = _containers()
+    assert (missing.level, missing.mend) == ("warning", "apt-get install iptables")
+    found["iptables-restore"] = "/usr/sbin/iptables-restore"
+    (there,) = _containers()
+    assert there.level == "ok"
 
 
 def test_doctor_finds_what_is_missing(bus: str, monkeypatch: pytest.MonkeyPatch) -> None:

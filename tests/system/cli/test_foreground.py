@@ -3,15 +3,18 @@
 import os
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from phosd.cli.early_signals import EarlySignals
-from phosd.cli.named import keep_command, kept_command
-from phosd.cli.program import read_end, runs_folder, write_end
-from phosd.cli.resuming import changed_since, folder_of, make_folder
+from phosd.cli.run_command.early_signals import EarlySignals
+from phosd.cli.run_command.named import keep_command, kept_command
+from phosd.cli.run_command.program import read_end, runs_folder, write_end
+from phosd.cli.run_command.resuming import changed_since, folder_of, make_folder, resumed
+from phosd.cli.settings import Settings
 from phosd.client import Image
+from phosd.client import Job as JobRecord
 from phosd.errors import NoSuchJob
 
 
@@ -41,11 +44,30 @@ def test_a_signal_while_the_program_begins_is_kept_and_cancels_its_restore() -> 
             early.begin()
             os.kill(os.getpid(), number)
             assert early.asked == number
-            early.cancel(job)
-            os.kill(os.getpid(), signal.SIGTERM)
-            assert (early.asked, job.cancelled) == (number, 1)
-            with pytest.raises(KeyboardInterrupt):
-                os.kill(os.getpid(), signal.SIGINT)
+            with early.cancelling(job):
+                os.kill(os.getpid(), signal.SIGTERM)
+                assert (early.asked, job.cancelled) == (number, 1)
+                with pytest.raises(KeyboardInterrupt):
+                    os.kill(os.getpid(), signal.SIGINT)
+
+
+class Restored(Job):
+    """A restore that is done."""
+
+    def wait(self) -> JobRecord:
+        return JobRecord("/org/phos/jobs/1", state="done", result="4711")
+
+
+def test_a_signal_just_after_the_restore_is_kept_for_the_program() -> None:
+    """The client may be about to close then: who asks it hangs, and the program is lost to the
+    SIGKILL that follows.
+    """
+    job: Any = Restored()
+    client: Any = SimpleNamespace(restore=lambda _image, **_options: job)
+    with EarlySignals(on_term=75) as early:
+        program = resumed(Settings(), client, Image("/image"), {}, early)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert (program.pid, early.asked, job.cancelled) == (4711, signal.SIGTERM, 0)
 
 
 def test_a_signal_that_is_ignored_stays_ignored() -> None:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from phosd.cli import grace as grace_module
-from phosd.cli.grace import Grace, grace_of, seconds
-from phosd.cli.scontrol import SlurmError
+from phosd.cli.run_command import grace as grace_module
+from phosd.cli.run_command.grace import Grace, grace_of
+from phosd.cli.run_command.scontrol import SlurmError
 
 CONFIG = """\
 Configuration data as of 2026-11-25T20:41:21
@@ -67,23 +67,6 @@ def found(
         patch.setenv(name, value)
     said: list[str] = []
     return grace_of(given, said.append), "\n".join(said)
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("1min 30s", 90.0),
-        ("5min", 300.0),
-        ("500ms", 0.5),
-        ("1d 2h 3min 4.5s", 86_400 + 7200 + 180 + 4.5),
-        ("infinity", None),
-        ("", None),
-        ("90", None),
-        ("1min and more", None),
-    ],
-)
-def test_time_spans_of_systemd(text: str, expected: float | None) -> None:
-    assert seconds(text) == expected
 
 
 @pytest.mark.parametrize(

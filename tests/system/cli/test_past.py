@@ -11,9 +11,10 @@ from typing import Any
 import click
 import pytest
 
-from phosd.cli.events import events
-from phosd.client.times import duration, instant, interval_text, moment
+from phosd.cli.commands.events import events
+from phosd.client.times import instant, moment
 from phosd.engine.system.procfs import process_id
+from phosd.units import duration
 from tests.support.fake_engine import manifest, this_process
 from tests.support.service import Service
 from tests.system.cli.test_client import AS_NOBODY, PHOS, lines, phos
@@ -75,21 +76,6 @@ def test_how_long_ago(text: str, ago: float) -> None:
     before = time.time()
     assert before - ago - 1 < at(text) <= time.time() - ago + 1
     assert duration(text) == ago
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (0.5, "0.5 s"),
-        (90, "90 s"),
-        (600, "10 min"),
-        (5400, "90 min"),
-        (172_800, "2 d"),
-        (1e9, "1e+09 s"),
-    ],
-)
-def test_intervals_are_told_as_they_are_written(seconds: float, text: str) -> None:
-    assert interval_text(seconds) == text
 
 
 @pytest.mark.parametrize("text", ["", "2", "soon", "-2h", "2026-13-01", "٢h", "9" * 400 + "d"])

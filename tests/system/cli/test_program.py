@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from phosd.cli.program import Program, output_folder
+from phosd.cli.run_command.program import Program, output_folder
 
 
 @pytest.fixture

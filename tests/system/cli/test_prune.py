@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from phosd.engine.criu.file_worker import Output
+from phosd.engine.criu.files.file_worker import Output
 from phosd.engine.image.manifest import Manifest
 from phosd.engine.system.procfs import boot_id, process_id
 from tests.support.fake_engine import manifest

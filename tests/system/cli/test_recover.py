@@ -15,7 +15,7 @@ from phosd.engine.job.journal import JobRecord, Journal
 from phosd.engine.mover.client.mover import Mover
 from phosd.engine.node.node import Node, NodeConfig
 from phosd.engine.program import driver_checkpoint
-from phosd.engine.program.group import discover_group
+from phosd.engine.program.discovery import discover_group
 from phosd.engine.system.instance_lock import alone
 from phosd.engine.system.procfs import boot_id, process_id
 from phosd.errors import Busy
@@ -51,8 +51,6 @@ def phos(*words: str, uid: int = 0) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def target(start: Starter, place: Path) -> Iterator[Target]:
-    (place / "run" / "hook").mkdir(parents=True)
-    (place / "run" / "hook").chmod(0o1777)
     program = start("single")
     program.wait_for_steps(3)
     yield program
@@ -111,7 +109,7 @@ def leave_parked(place: Path, pid: int) -> None:
     script = f"""
 import os, pathlib
 from phosd.engine.node.node import Node, NodeConfig
-from phosd.engine.program.group import discover_group
+from phosd.engine.program.discovery import discover_group
 from phosd.engine.hook_client.gate import closed_gates
 from phosd.engine.memory.parking import parked
 from phosd.engine.job.progress import Progress

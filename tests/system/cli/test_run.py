@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.harness import alive, running, wait_until
+from tests.support.harness import alive, running, users_hooks, wait_until
 
 PHOS = [sys.executable, "-m", "phosd.cli.main"]
 
@@ -20,7 +20,7 @@ PHOS = [sys.executable, "-m", "phosd.cli.main"]
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A state folder and a runtime folder of the test's own."""
-    (tmp_path / "run" / "hook").mkdir(parents=True)
+    users_hooks(tmp_path / "run")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("PHOS_RUNTIME_DIR", str(tmp_path / "run"))
     monkeypatch.setenv("PHOS_GPU", "soft")

@@ -11,21 +11,22 @@ from pathlib import Path
 
 import pytest
 
-from phosd.engine.criu import dump as criu_dump
-from phosd.engine.criu import restore as criu_restore
-from phosd.engine.criu.dump import DumpOptions
-from phosd.engine.criu.program import Criu
-from phosd.engine.criu.restore import TreeRestoreOptions
-from phosd.engine.criu.saved_tree import SavedTree
+from phosd.engine.criu.dump import dump as criu_dump
+from phosd.engine.criu.dump.dump import DumpOptions
+from phosd.engine.criu.restore import admission
+from phosd.engine.criu.restore import restore as criu_restore
+from phosd.engine.criu.restore.options import TreeRestoreOptions
+from phosd.engine.criu.restore.saved_tree import SavedTree
+from phosd.engine.criu.run.program import Criu
 from phosd.engine.program import tree
 from tests.node.criu.life import COUNTER, SYSTEM_PYTHON, records
-from tests.support.harness import alive, wait_until
+from tests.support.harness import alive, users_hooks, wait_until
 
 
 def test_a_program_of_phos_run_survives_kill_and_restore(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "run" / "hook").mkdir(parents=True)
+    users_hooks(tmp_path / "run")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     program = [SYSTEM_PYTHON, "-S", "-c", f"import os; print(os.getpid());{COUNTER}"]
     command = [sys.executable, "-m", "phosd.cli.main", "run", "--gpu", "soft"]
@@ -50,7 +51,7 @@ def test_a_program_of_phos_run_survives_kill_and_restore(
 
     killed_at = output.stat().st_size
     saved = SavedTree(record, records(dump.tree), images)
-    criu_restore.admission(found, saved, TreeRestoreOptions())
+    admission.admission(found, saved, TreeRestoreOptions())
     restored = criu_restore.restore_tree(found, saved, TreeRestoreOptions())
     try:
         assert (restored.pid, alive(pid)) == (pid, True)

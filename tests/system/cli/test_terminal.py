@@ -15,7 +15,8 @@ from msgspec.structs import replace
 from rich.console import Console
 
 from phosd.bus import CallError
-from phosd.cli import images, ps, tables
+from phosd.cli import tables
+from phosd.cli.commands import images, ps
 from phosd.cli.main import main
 from phosd.cli.settings import Settings
 from phosd.cli.tables import table

@@ -112,7 +112,7 @@ def test_what_is_on_the_host_is_that_of_the_image(node: Host) -> None:
     assert mark.startswith(f"{__version__} ")
     (kept,) = (home / "kept").iterdir()
     mounted = node.run("findmnt", "--noheadings", "--output=OPTIONS", "/run/phos/hook").stdout
-    assert {"nosuid", "nodev", "noexec", "size=4096k"} <= {*mounted.strip().split(",")}
+    assert {"nosuid", "nodev", "noexec", "mode=755", "size=4096k"} <= {*mounted.strip().split(",")}
     second = node.run_image(*RIGHTS)
     assert (second.returncode, "runs on this host already" in second.stdout) == (1, True)
     assert node.podman("stop", "phosd").returncode == 0

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from phosd.engine.criu.program import Criu
+from phosd.engine.criu.run.program import Criu
 from phosd.engine.system import cuda
 from phosd.engine.system.native import runtime_plugins
 from tests.node.checkpoint_restore.cycle import Undisturbed

@@ -45,6 +45,7 @@ def short(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("d")
 
 
+@pytest.mark.always
 def test_demo(short: Path) -> None:
     demo = start(short)
     output, errors = demo.communicate(timeout=120)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -68,6 +69,13 @@ def interrupted(bus: str, folder: Path, image: str) -> None:
     assert [job["state"] for job in phos(bus, folder, "jobs")][-1] == "cancelled"
 
 
+def lies(heads: Path, image: str, newer: str) -> None:
+    """Put into a store the head of an image under a newer id, one from the future, and rubbish."""
+    for name in (newer, "29991231T235959-ffff"):
+        shutil.copy(heads / f"{image}.phos", heads / f"{name}.phos")
+    (heads / f"{newer[:-4]}fffe.phos").write_bytes(b"rubbish")
+
+
 def test_a_program_goes_on_elsewhere(bus: str, tmp_path: Path) -> None:
     single = [sys.executable, str(PROGRAMS / "single.py"), "0"]
     file, key = tmp_path / "image.phos", tmp_path / "key"
@@ -110,11 +118,18 @@ def test_a_program_goes_on_elsewhere(bus: str, tmp_path: Path) -> None:
         assert (error["error"], "uid 0" in str(error["message"])) == ("NotAuthorized", True)
         first = str(phos(bus, tmp_path, "import", str(file), "--trust")[-1]["image"])
         phos(bus, tmp_path, "rm", first)
-        check(phos(bus, tmp_path, "pull", url, "--list"), "`phos pull --list`")
+        newer = f"{image[:-4]}ffff"
+        lies(tmp_path / "images/images", image, newer)
+        listed = phos(bus, tmp_path, "pull", url, "--list")
+        check(listed, "`phos pull --list`")
+        assert [row["image"] for row in listed] == [image]
+        error = refused(bus, tmp_path, "pull", url, newer)
+        assert error["error"] == "ImageCorrupt"
+        assert f"of '{image}', which was made at 20" in str(error["message"])
         here = str(phos(bus, tmp_path, "pull", url)[-1]["image"])  # it is signed
         assert here != image
-        (listed,) = phos(bus, tmp_path, "images")
-        assert (listed["id"], listed["pid"], listed["owner"]) == (here, pid, 0)
+        (stored,) = phos(bus, tmp_path, "images")
+        assert (stored["id"], stored["pid"], stored["owner"]) == (here, pid, 0)
         phos(bus, tmp_path, "verify", here)
         output.parent.rename(tmp_path / "left behind")
         phos(bus, tmp_path, "restore", here)

@@ -1,5 +1,5 @@
 """phosd, a data mover or the program is killed at a random moment of a random job, CRIU while it
-runs.
+runs, and phosd together with CRIU.
 
 Beside it another program sleeps, and movers are about that no phosd has used yet. Whatever was
 killed: the next phosd settles everything, both programs run on or it is said why not, and nothing
@@ -19,8 +19,9 @@ import pytest
 
 from phosd.engine.faults import Kind
 from phosd.engine.node.suspended import Register
-from tests.node.checkpoint_restore.conftest import Starter, memory_shelf
-from tests.node.checkpoint_restore.cycle import Undisturbed, computes_right
+from phosd.engine.system import procfs
+from tests.node.checkpoint_restore.conftest import Starter
+from tests.node.checkpoint_restore.cycle import Undisturbed, computed_right
 from tests.support.harness import (
     SELDOM,
     Target,
@@ -41,10 +42,16 @@ from tests.system.faults.daemon_under_fault import (
 
 KILLS = 10 if EVERYTHING else 3
 """In one test; `make soak` plays 500."""
+KILLS_TOGETHER = 10 if EVERYTHING else 1
+"""Likewise."""
 LATEST = 1.5
 """Seconds after the beginning of a job, within which it is hit; most take less."""
+CRIU_SECONDS = 0.3
+"""Within which CRIU is hit, likewise."""
 JOBS = ("checkpoint", "checkpoint", "restore", "suspend", "resume", "migrate", "verify", "delete")
 WITH_CRIU = ("checkpoint", "restore")
+HELD = ("single", "threads", "features", "workers")
+"""Programs that are saved while CRIU holds their threads."""
 VICTIMS = ("phosd", "phosd", "mover", "criu", "program")
 
 
@@ -78,18 +85,76 @@ def test_random_kills(seed: int, plant: Plant, start: Starter, undisturbed: Undi
         if plant.dead:
             plant.start()
         settled(plant, worker, story, killed=victim == "program")
-        computes_right(worker, undisturbed)
+        goes_on(worker, story)
+        computed_right(worker, undisturbed)
         if rng.random() < 0.3:
             assert plant.end_of(plant.begin("Resume", "ua{sv}", sleeper.pid, 0)) == "done", story
-            computes_right(sleeper, undisturbed)
+            goes_on(sleeper, story)
+            computed_right(sleeper, undisturbed)
             assert plant.end_of(plant.begin("Suspend", "ua{sv}", sleeper.pid, 0)) == "done", story
     assert plant.end_of(plant.begin("Resume", "ua{sv}", sleeper.pid, 0)) == "done"
-    computes_right(sleeper, undisturbed)
+    goes_on(sleeper, f"seed {seed}, at the end")
+    computed_right(sleeper, undisturbed)
     assert {plant.verify(image) for image in plant.images()} <= {"done"}
     plant.stop()
     assert not partial(plant.place) and not leftovers(plant.place)
-    assert not any(memory_shelf(plant.place / "run").glob("*"))
+    assert not any((plant.place / "run/memory").glob("*"))
     eventually_alone(plant)
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("seed", seeds("kills together", 1, whole=1))
+def test_phosd_and_criu_are_killed_together(
+    seed: int, plant: Plant, start: Starter, undisturbed: Undisturbed
+) -> None:
+    """In mode ``driver`` CRIU and the driver have the program in their hands at the same time."""
+    rng = random.Random(seed)
+    program, hooked = rng.choice(HELD), rng.random() < 0.7
+    target = start(program, hooked=hooked, extra=SELDOM)
+    target.wait_for_steps(3)
+    plant.start()
+    assert plant.end_of(plant.checkpoint(target.pid, "driver")) == "done"
+    for number in range(KILLS_TOGETHER):
+        plant.checkpoint(target.pid, "driver")
+        if rng.random() < 0.8:  # CRIU runs for a moment only
+            wait_until(lambda: [*crius(plant)], "CRIU to run", every=0.002)
+            time.sleep(CRIU_SECONDS * rng.random())
+        else:
+            time.sleep(LATEST * rng.random())
+        assert plant.daemon is not None
+        victims = [plant.daemon.pid, *crius(plant)]
+        rng.shuffle(victims)
+        story = f"seed {seed}, kill {number}: {program}, {hooked=}, {len(victims)} together"
+        for pid in victims:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        plant.daemon.wait()
+        plant.start()
+        settled(plant, target, story, killed=len(victims) > 1)  # CRIU's code may be in it
+        goes_on(target, story)
+        computed_right(target, undisturbed)
+    plant.stop()
+    assert not partial(plant.place) and not leftovers(plant.place)
+
+
+def goes_on(target: Target, story: str) -> None:
+    """The target makes steps: one that stands still lives as well."""
+    try:
+        target.more_steps(2)
+    except AssertionError as error:
+        threads = [thread_state(thread) for thread in procfs.threads(target.pid)]
+        raise AssertionError(f"{story}: it stands still: {'; '.join(threads)}") from error
+
+
+def thread_state(thread: int) -> str:
+    """In which state a thread is, where it waits in the kernel, and who traces it."""
+    folder = Path(f"/proc/{thread}")
+    wanted = ("State", "TracerPid", "SigBlk", "ShdPnd", "SigPnd")
+    lines = (folder / "status").read_text().splitlines()
+    said = [line.replace("\t", " ") for line in lines if line.startswith(wanted)]
+    return f"{thread} {(folder / 'comm').read_text().strip()}: {', '.join(said)}, " + ", ".join(
+        (folder / name).read_text().strip() for name in ("wchan", "syscall")
+    )
 
 
 def begin(case: Case, job: str, rng: random.Random) -> str:
@@ -159,7 +224,7 @@ def settled(plant: Plant, target: Target, story: str, *, killed: bool) -> None:
     if not alive(target.pid):
         said = last["operation"] == "restore" or str(target.pid) in last["message"]
         assert killed or said, (story, last)
-        wait_until(lambda: not any(map(alive, target.pids)), story)
+        target.kill()  # it is collected, so that its pid is free
         job = plant.begin("Restore", "sa{sv}", plant.images()[-1], 0)
         assert plant.end_of(job) == "done", (story, plant.last())
     wait_until(lambda: not leftovers(plant.place), f"the journal to be empty: {story}")

@@ -8,7 +8,8 @@ import pytest
 
 from phosd.engine.operations.admission import SizeOrShare
 from phosd.service import main
-from phosd.service.config import Config, ConfigError, load, size
+from phosd.service.config import Config, ConfigError, load
+from phosd.service.config_values import size
 from phosd.service.jobs.limits import NO_LIMITS, UserLimits, limits_of
 from phosd.service.jobs.schedule import PeriodicRule
 from tests.support.fake_engine import this_process
@@ -30,7 +31,7 @@ metrics = "[::1]:9476"
 
 [[periodic]]
 command = "python *train.py*"
-every = 600
+every = "10min"
 
 [[periodic]]
 user = "nobody"
@@ -152,7 +153,7 @@ def test_mistakes_in_rules_are_told_with_their_lines(tmp_path: Path) -> None:
         "1: periodic: say for whom, with `user` or `command`",
         "5: periodic.user: there is no user 'no such user'",
         "6: periodic.keep: 0 is less than the least that works, 1 image",
-        "4: periodic: `every` is missing (seconds)",
+        "4: periodic: `every` is missing (seconds, or for example '10min')",
         "8: periodic.command: '' is no pattern; write for example 'python *train.py*'",
         "9: periodic.every: 0.5 is less than the least that works, 1 s",
         "10: periodic.speed: is not a setting of a rule; there are every, keep, user, command",

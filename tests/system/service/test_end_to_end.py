@@ -95,6 +95,7 @@ def clones_beside_it(bus: str, folder: Path, image: str, output: Path) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
+@pytest.mark.always
 def test_save_kill_and_restore_over_the_bus(bus: str, tmp_path: Path) -> None:
     single = [sys.executable, str(PROGRAMS / "single.py"), "0"]
     with phosd(bus, tmp_path):

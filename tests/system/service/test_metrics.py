@@ -7,9 +7,10 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import urllib.request
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,9 +18,11 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from phosd.service.api import page_server
 from phosd.service.api.metrics import Metrics
-from phosd.service.jobs.table import JobTable, Listener
-from tests.support.harness import PROGRAMS, parse, wait_until
+from phosd.service.jobs.listener import Listener
+from phosd.service.jobs.table import JobTable
+from tests.support.harness import PROGRAMS, parse, running, wait_until
 from tests.support.service import phosd as phosd_once
 from tests.system.service.test_end_to_end import phos, phosd
 
@@ -83,11 +86,22 @@ def test_metrics_tell_of_real_jobs(bus: str, tmp_path: Path) -> None:
         phos(bus, tmp_path, "suspend", str(pid))
         wait_until(lambda: scrape(port)["phosd_processes_suspended", ()] == 1, "who is suspended")
         phos(bus, tmp_path, "resume", str(pid))
-        refused = subprocess.run(
-            [sys.executable, "-m", "phosd.cli.main", "--bus", bus, "checkpoint", str(os.getpid())],
-            capture_output=True,
-            timeout=60,
-        )
+        # Not ourselves: where a test before this one has used the GPU, this process has it open.
+        with running(["sleep", "60"]) as other:
+            refused = subprocess.run(
+                [
+                    sys.executable,
+                    "-m",
+                    "phosd.cli.main",
+                    "--bus",
+                    bus,
+                    "checkpoint",
+                    str(other.pid),
+                ],
+                capture_output=True,
+                timeout=60,
+            )
+            other.kill()
         assert refused.returncode
         failed = (("operation", "checkpoint"), ("state", "failed"))
         wait_until(lambda: scrape(port).get(("phosd_jobs_total", failed)) == 1, "the failure")
@@ -131,20 +145,67 @@ def start_and_fail(bus: str, folder: Path, config: str, **environment: str) -> s
     return done.stderr
 
 
-def test_the_documentation_names_every_metric() -> None:
-    async def served() -> str:
-        table = JobTable(Listener())
-        inventory: Any = SimpleNamespace(processes={}, images={})
-        port = free_port()
-        metrics = Metrics(f"127.0.0.1:{port}", table, inventory)
-        try:
-            url = f"http://127.0.0.1:{port}/metrics"
-            with await asyncio.to_thread(urllib.request.urlopen, url, timeout=60) as reply:
-                return str(reply.read().decode())
-        finally:
-            await metrics.close()
+@contextmanager
+def metrics() -> Iterator[int]:
+    """Those of a node with nothing on it; the port."""
 
-    told = re.findall(r"(?m)^# TYPE (\w+) (\w+)$", asyncio.run(served()))
+    async def serve() -> None:
+        inventory: Any = SimpleNamespace(processes={}, images={})
+        served = Metrics(f"127.0.0.1:{port}", JobTable(Listener()), inventory)
+        ready.set()
+        await asyncio.to_thread(stop.wait)
+        await served.close()
+
+    port, ready, stop = free_port(), threading.Event(), threading.Event()
+    thread = threading.Thread(target=asyncio.run, args=(serve(),))
+    thread.start()
+    ready.wait()
+    try:
+        yield port
+    finally:
+        stop.set()
+        thread.join()
+
+
+def ended(connection: socket.socket) -> bool:
+    """Whether the server has closed a connection, which it has told nothing."""
+    try:
+        return connection.recv(1, socket.MSG_DONTWAIT) == b""
+    except BlockingIOError:
+        return False
+    except ConnectionResetError:
+        return True
+
+
+def test_who_connects_and_asks_nothing_costs_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread for each of them, and all woken at once, held phosd up for more than a minute."""
+    with metrics() as port, ExitStack() as stack:
+        threads = threading.active_count()
+        several = 3 * page_server.CONNECTIONS
+        slow = [socket.create_connection(("127.0.0.1", port)) for _ in range(several)]
+        for each in slow:
+            stack.enter_context(each)
+            with suppress(OSError):
+                each.sendall(b"GET /metrics HTTP/1.1\r\n")
+        assert scrape(port)["phosd_images", ()] == 0
+        assert threading.active_count() == threads
+        wait_until(lambda: sum(map(ended, slow)) > several - page_server.CONNECTIONS, "their end")
+        assert not ended(slow[-1]), "who came last has time to ask"
+        with suppress(ConnectionError):
+            slow[-1].sendall(b"X-Long: " + b"x" * page_server.REQUEST_BYTES)
+        wait_until(lambda: ended(slow[-1]), "the end of who asks too much")
+        monkeypatch.setattr(page_server, "PATIENCE", 0.1)
+        with socket.create_connection(("127.0.0.1", port)) as late:
+            wait_until(lambda: ended(late), "the end of who asks too late")
+        assert scrape(port)["phosd_images", ()] == 0
+
+
+def test_the_documentation_names_every_metric() -> None:
+    with metrics() as port:
+        url = f"http://127.0.0.1:{port}/metrics"
+        with urllib.request.urlopen(url, timeout=60) as reply:
+            served = reply.read().decode()
+    told = re.findall(r"(?m)^# TYPE (\w+) (\w+)$", served)
     page = (Path(__file__).parents[3] / "docs/reference/dbus.md").read_text()
     documented = re.findall(r"(?m)^\| `(phosd_\w+)` \| (\w+) \|", page)
     assert sorted(documented) == sorted(one for one in told if not one[0].endswith("_created"))

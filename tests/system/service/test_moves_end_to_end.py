@@ -23,9 +23,6 @@ Begin = Callable[[str], Target]
 @pytest.fixture
 def begin(place: Path) -> Iterator[Begin]:
     """Starts programs, which are gone afterwards."""
-    hooks = place / "run" / "hook"
-    hooks.mkdir(parents=True)
-    hooks.chmod(0o1777)
     with ExitStack() as stack:
 
         def begun(program: str) -> Target:

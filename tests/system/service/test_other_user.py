@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from phosd.bus import NAME
-from phosd.engine.hook_client.wire import HEADER, MAGIC, PROGRAM_WISH, VERSION, Type
+from phosd.engine.hook_client.wire import HEADER, MAGIC, PROGRAM_WISH, REPLY, VERSION, Status, Type
 from tests.support.bus import busctl
 from tests.support.harness import Target, start, wait_until
 from tests.support.service import MANAGER, ROOT
@@ -178,7 +178,7 @@ def test_no_file_is_read_or_written(stage: Stage) -> None:
     staging = [str(path) for path in Path("/dev/shm").glob("phosd-*")]
     for folder in (str(run), str(state), *staging):
         readable = find(folder, "(", "-type", "f", "-o", "-type", "s", ")", "-readable")
-        writable = find(folder, "-not", "-type", "l", "-writable", "-not", "-path", f"{run}/hook")
+        writable = find(folder, "-not", "-type", "l", "-writable")
         # Where programs ask for checkpoints of themselves, as the stranger's may, too.
         own = [str(run / "program.sock")] if folder == str(run) else []
         assert (readable, writable) == (own, own)
@@ -201,7 +201,7 @@ def test_no_socket_lets_the_stranger_in(stage: Stage) -> None:
     """The hook's, the movers', and whatever else phosd listens on."""
     code = "import socket, sys; socket.socket(socket.AF_UNIX).connect(sys.argv[1])"
     run = stage.folder / "run"
-    wait_until((run / "hook" / f"{stage.target.pid}.sock").is_socket, "the hook's socket")
+    wait_until((run / "hook/0" / f"{stage.target.pid}.sock").is_socket, "the hook's socket")
     found = [path for path in files_below(run) if path.is_socket()]
     found.remove(run / "program.sock")
     for path in found:
@@ -214,40 +214,39 @@ def test_no_socket_lets_the_stranger_in(stage: Stage) -> None:
 
 
 def test_who_asks_for_a_checkpoint_of_itself_gets_at_nothing_else(stage: Stage) -> None:
-    """The stranger's process is no GPU process; the job says so, and is all that comes of it."""
+    """The stranger's process is no GPU process: it is told so, and nothing comes of it."""
     header = HEADER.pack(MAGIC, VERSION, Type.PROGRAM, 1, 0, PROGRAM_WISH.size, 0)
     request = header + PROGRAM_WISH.pack(stage.target.pid, 1, 0)
     code = (
         "import os, socket, sys; s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1]); "
-        "s.sendall(bytes.fromhex(sys.argv[2])); s.recv(100); s.close(); "
-        "print(os.getpid(), flush=True); "
-        "sys.stdin.read()"
+        "s.sendall(bytes.fromhex(sys.argv[2])); print(os.getpid(), s.recv(1000).hex())"
     )
     place = str(stage.folder / "run" / "program.sock")
-    before = {job["job"] for job in phos(stage.bus, stage.folder, "jobs")}
-
-    def made() -> list[dict[str, object]]:
-        jobs = phos(stage.bus, stage.folder, "jobs")
-        return [j for j in jobs if j["job"] not in before and j["state"] == "failed"]
-
-    with subprocess.Popen(
+    before = phos(stage.bus, stage.folder, "jobs")
+    asking = subprocess.run(
         [*_AS_STRANGER, "/usr/bin/python3", "-S", "-c", code, place, request.hex()],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
+        capture_output=True,
         text=True,
-    ) as asking:
-        assert asking.stdin is not None and asking.stdout is not None
-        pid = int(asking.stdout.readline())
-        (job,) = wait_until(made, "the job of the stranger's process")
-        assert (job["target"], job["owner"]) == (str(pid), STRANGER)
-        assert "GPU process" in str(job["message"])
-        asking.stdin.close()
+        check=True,
+    )
+    pid, reply = asking.stdout.split()
+    _, _, kind, sequence, status, length, _ = HEADER.unpack_from(bytes.fromhex(reply))
+    assert (kind, sequence, status) == (Type.PROGRAM | REPLY, 1, Status.BUSY)
+    text = bytes.fromhex(reply)[HEADER.size :].decode()
+    assert len(text) == length and f"process {pid} uses no GPU" in text
+    jobs = {str(job["job"]) for job in phos(stage.bus, stage.folder, "jobs")}
+    assert jobs == {str(job["job"]) for job in before}
     stage.job_goes_on()
 
 
 def test_a_name_in_the_hooks_folder_is_not_taken_for_another_process(stage: Stage) -> None:
-    """Squatting the name of a process that has no hook, by a socket or by a symbolic link."""
+    """Squatting the name of a process that has no hook, by a socket or by a symbolic link, where an
+    earlier phosd has left a folder in which everybody may.
+    """
     folder = stage.folder / "run" / "hook"
+    done = subprocess.run([*_AS_STRANGER, "touch", str(folder / "mine")], capture_output=True)
+    assert b"Permission denied" in done.stderr
+    folder.chmod(0o1777)
     squat = (
         "import socket, sys, time; s = socket.socket(socket.AF_UNIX); s.bind(sys.argv[1]); "
         "s.listen(); print(flush=True); time.sleep(100)"
@@ -270,7 +269,7 @@ def test_a_name_in_the_hooks_folder_is_not_taken_for_another_process(stage: Stag
         try:
             assert squatter.stdout is not None
             squatter.stdout.readline()
-            real = folder / f"{stage.target.pid}.sock"
+            real = folder / "0" / f"{stage.target.pid}.sock"
             subprocess.run([*_AS_STRANGER, "ln", "-s", str(real), str(link)], check=True)
             states = {p["pid"]: p["hook"] for p in phos(stage.bus, stage.folder, "ps")}
             assert states.get(victim.pid) != "hooked"
@@ -284,6 +283,7 @@ def test_a_name_in_the_hooks_folder_is_not_taken_for_another_process(stage: Stag
             squatter.kill()
             victim.kill()
             link.unlink(missing_ok=True)
+            folder.chmod(0o755)
 
 
 def test_the_environment_is_written_nowhere(stage: Stage) -> None:

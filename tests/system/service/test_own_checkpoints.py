@@ -5,19 +5,25 @@ import pwd
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from phosd import unix_sockets
 from phosd.engine.hook_client.wire import HEADER, MAGIC, PROGRAM_WISH, VERSION, Status, Type
 from phosd.engine.job.progress import Progress
+from phosd.engine.system.procfs import ProcessId
 from phosd.errors import Busy, MisSpeculation
+from phosd.service import process_identity
 from phosd.service.config import Config
 from phosd.service.jobs.options import OwnCheckpointRequest
-from phosd.service.process_identity import identify
-from phosd.service.tasks.own_checkpoints import MOST, OPEN
+from phosd.service.process_identity import Target, identify
+from phosd.service.tasks import own_checkpoints
+from phosd.service.tasks.own_checkpoints import CONNECTIONS, MOST, OPEN
 from tests.support.authority import NO, YES, authority
 from tests.support.fake_engine import FakeEngine, this_process
 from tests.support.harness import wait_until
@@ -25,12 +31,13 @@ from tests.support.service import Service, serving
 
 STRANGER = pwd.getpwnam("nobody").pw_uid
 ME = os.getpid()
+PATIENCE = 120
 
 
 @contextmanager
 def connected(service: Service) -> Iterator[socket.socket]:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-        connection.settimeout(60)
+        connection.settimeout(PATIENCE)
         connection.connect(str(service.config.runtime_dir / "program.sock"))
         yield connection
 
@@ -170,7 +177,8 @@ def test_rubbish_is_not_answered(service: Service, rubbish: bytes) -> None:
     with connected(service) as connection:
         connection.sendall(rubbish)
         connection.shutdown(socket.SHUT_WR)
-        assert connection.recv(4096) == b""
+        with suppress(ConnectionResetError):  # not all of it was read
+            assert connection.recv(4096) == b""
     service.engine.go.set()
     assert ask(service)[0] == Status.OK
 
@@ -188,12 +196,132 @@ def test_a_user_has_a_share_of_the_connections(service: Service) -> None:
         assert HEADER.unpack(opened[0].recv(HEADER.size))[4] == Status.OK
 
 
+def test_a_user_may_connect_so_often(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who connects again and again is not looked at each time, even when none is open any more."""
+    monkeypatch.setattr(own_checkpoints, "WINDOW", 1000.0)
+    for number in range(CONNECTIONS):
+        with connected(service) as each:
+            each.shutdown(socket.SHUT_WR)
+            assert each.recv(1) == b"", number
+    with connected(service) as refused, suppress(BrokenPipeError, ConnectionResetError):
+        refused.sendall(message())
+        assert refused.recv(1) == b""
+    assert not service.engine.requests
+
+
 def test_a_user_may_ask_so_often(service: Service) -> None:
     service.engine.go.set()
     found = [ask(service, wish) for wish in range(1, MOST + 2)]
     assert found[:MOST] == [(Status.OK, "")] * MOST
     status, text = found[MOST]
     assert status == Status.BUSY and text.startswith("Busy: programs of uid 0 have asked for")
+
+
+def test_who_uses_no_gpu_is_not_kept(service: Service) -> None:
+    service.engine.without_gpu = {ME}
+    status, text = ask(service)
+    assert status == Status.BUSY
+    assert text == f"NoSuchProcess: process {ME} uses no GPU; ask when it has initialised CUDA"
+    assert service.engine.requests == []
+
+
+def test_a_connection_does_not_speak_for_the_next_process_with_its_pid(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    identified = threading.Event()
+
+    def identify_once(pid: int) -> Target:
+        found = identify(pid)
+        if identified.is_set():  # another process has the pid
+            return replace(found, id=ProcessId(pid, found.start_time + 1))
+        identified.set()
+        return found
+
+    monkeypatch.setattr(process_identity, "identify", identify_once)
+    with connected(service) as connection:
+        assert identified.wait(PATIENCE), "it is not identified when it connects"
+        connection.sendall(message())
+        answer = connection.recv(4096)
+    assert HEADER.unpack(answer[: HEADER.size])[4] == Status.BUSY
+    assert answer[HEADER.size :].decode().startswith(f"NoSuchProcess: process {ME} has ended")
+
+
+def test_nobody_asks_for_a_process_of_another_user(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that had this pid has connected."""
+    monkeypatch.setattr(unix_sockets, "peer_of", lambda _: (ME, STRANGER))
+    with connected(service) as connection:
+        connection.sendall(message())
+        answer = connection.recv(4096)
+    assert HEADER.unpack(answer[: HEADER.size])[4] == Status.BUSY
+    said = f"NotAuthorized: process {ME} is not uid {STRANGER}'s, who has connected to phosd"
+    assert answer[HEADER.size :].decode().startswith(said)
+
+
+def test_who_has_ended_is_known_to_have(tmp_path: Path) -> None:
+    with unix_sockets.listening(tmp_path / "socket") as listener:
+        code = "import socket, sys; socket.socket(socket.AF_UNIX).connect(sys.argv[1])"
+        subprocess.run([sys.executable, "-c", code, str(tmp_path / "socket")], check=True)
+        with listener.accept()[0] as ended:
+            assert not unix_sockets.peer_lives(ended)
+        with socket.socket(socket.AF_UNIX) as mine:
+            mine.connect(str(tmp_path / "socket"))
+            with listener.accept()[0] as lives:
+                assert unix_sockets.peer_lives(lives)
+
+
+def test_hooks_that_do_not_answer_take_the_threads_of_their_user_alone(service: Service) -> None:
+    service.engine.running = [this_process(start_time=identify(ME).start_time)]
+    service.engine.without_gpu = {ME}  # no thread is needed for one that the scan has found
+    wait_until(lambda: str(ME) in service.call("ListProcesses"), "the scan")
+    service.engine.go.set()
+    over, lock = threading.Event(), threading.Lock()
+    asked: list[int] = []
+
+    def wait(process: ProcessId, wish: int, error: str) -> None:
+        with lock:
+            asked.append(wish)
+        over.wait(PATIENCE)
+
+    service.engine.answer_wish = wait  # type: ignore[method-assign]
+    try:
+        for wish in range(1, 9):
+            assert ask(service, wish) == (Status.OK, "")
+        wait_until(lambda: len(service.engine.requests) == 8, "the jobs")
+        wait_until(lambda: len(asked) == 2, "the user's two threads")
+        assert service.call("ListProcesses", uid=STRANGER).startswith("a")
+        assert len(asked) == 2
+    finally:
+        over.set()
+    wait_until(lambda: sorted(asked) == [*range(1, 9)], "the others")
+
+
+def test_a_process_that_is_always_busy_is_not_told_for_ever(
+    service: Service, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(own_checkpoints, "TELL_SECONDS", 0.3)
+    monkeypatch.setattr(service.engine, "silent", Busy("a job works on it"))
+    service.engine.go.set()
+    with caplog.at_level("INFO", logger=own_checkpoints.__name__):
+        assert ask(service) == (Status.OK, "")
+        wait_until(
+            lambda: "was not told of its checkpoint: a job works on it" in caplog.text, "end"
+        )
+    assert len(service.engine.asked) > 1
+
+
+def test_a_user_has_so_many_requests_that_are_not_over(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(own_checkpoints, "KEPT", 2)
+    assert [ask(service, wish)[0] for wish in (1, 2)] == [Status.OK] * 2
+    wait_until(lambda: len(service.engine.requests) == 1, "the first job")
+    status, text = ask(service, 3)
+    assert status == Status.BUSY and "that programs of uid 0 have asked for are not over" in text
+    service.engine.go.set()
+    assert answered(service, 1) == answered(service, 2) == ""
+    wait_until(lambda: ask(service, 4)[0] == Status.OK, "room for another request")
 
 
 _ASKS = """
@@ -227,6 +355,18 @@ def asking(service: Service, then: int = 0) -> Iterator[int]:
         assert process.stdout.read(HEADER.size)
         yield process.pid
         process.stdin.close()
+
+
+def test_who_connects_has_a_folder_for_its_hooks(service: Service) -> None:
+    """Whatever it says, or nothing at all, as a hook that has none yet."""
+    hooks = service.config.runtime_dir / "hook"
+    hooks.mkdir()
+    with connected(service):
+        wait_until((hooks / str(os.geteuid())).is_dir, "the folder")
+    with asking(service):
+        wait_until((hooks / str(STRANGER)).is_dir, "the user's folder")
+        wait_until(lambda: (hooks / str(STRANGER)).stat().st_uid == STRANGER, "its owner")
+        assert (hooks / str(STRANGER)).stat().st_mode & 0o777 == 0o700
 
 
 def test_a_job_belongs_to_the_processs_user(service: Service) -> None:

@@ -16,9 +16,10 @@ import pytest
 from phosd.engine.job.progress import Progress
 from phosd.errors import Busy, OutOfSpace, Unsupported
 from phosd.service.history.history import History
+from phosd.service.jobs.listener import Listener
 from phosd.service.jobs.options import CheckpointRequest
 from phosd.service.jobs.schedule import PeriodicRule, Schedule, surplus
-from phosd.service.jobs.table import Job, JobState, JobTable, Listener
+from phosd.service.jobs.table import Job, JobState, JobTable
 from phosd.service.process_identity import Target, identify
 from phosd.service.tasks.checkpoints import Checkpoints
 from phosd.service.tasks.periodic import Periodic

@@ -17,15 +17,17 @@ from typing import Any
 
 import pytest
 
-from phosd.engine.system import pid_namespaces, procfs
+from phosd.engine.system import audit, pid_namespaces, procfs
 from tests.support.harness import wait_until
 from tests.system.service.test_end_to_end import phosd
 
 USER = pwd.getpwnam("nobody").pw_uid
+AUDIT = audit.loginuid(os.getpid()) is not None
+"""Whether this kernel notes who has logged in."""
 # Everything is imported as root: a user may not be let into where the interpreter is.
 PHOS = """
 import os, sys
-import phosd.cli.enclosed, phosd.cli.relay, phosd.client
+import phosd.cli.run_command.enclosed, phosd.cli.run_command.relay, phosd.client
 from phosd.cli.main import main, named
 list(map(named, main.commands))
 if uid := int(sys.argv.pop(1)):
@@ -34,6 +36,14 @@ main(prog_name="phos")
 """
 LOOK = """
 import json, os, resource, signal
+def loginuid(other=None):
+    try:
+        if other:
+            with open("/proc/self/loginuid", "w") as file:
+                file.write(other)
+        return open("/proc/self/loginuid").read()
+    except OSError as error:
+        return type(error).__name__
 status = dict(line.split(":", 1) for line in open("/proc/self/status"))
 print(json.dumps({
     "pid": os.getpid(),
@@ -50,6 +60,8 @@ print(json.dumps({
     "token": os.environ.get("TOKEN"),
     "open": sorted(os.listdir("/proc/self/fd")),
     "input": os.readlink("/proc/self/fd/0"),
+    "loginuid": loginuid(),
+    "another": os.getuid() and loginuid("4343"),
 }), flush=True)
 """
 
@@ -103,6 +115,8 @@ def place(bus: str) -> Iterator[Place]:
 @pytest.mark.parametrize("uid", [0, USER])
 def test_it_is_alone_and_has_what_its_starter_has(place: Place, uid: int) -> None:
     lowered = "ulimit -S -n 77; ulimit -H -n 88; umask 027; trap '' HUP; exec \"$@\""
+    if AUDIT:
+        lowered = f"echo 4242 >/proc/self/loginuid; {lowered}"
     cpu = max(os.sched_getaffinity(0))
     before = ("nice", "-n", "3", "taskset", "-c", str(cpu), "sh", "-c", lowered, "sh")
     done = place.run("/usr/bin/python3", "-c", LOOK, uid=uid, before=before)
@@ -117,6 +131,9 @@ def test_it_is_alone_and_has_what_its_starter_has(place: Place, uid: int) -> Non
     assert int(seen["bounding"], 16) == bounding
     assert {*seen["open"]} <= {"0", "1", "2", "3"}, "nothing else is left open"
     assert seen["input"] == "/dev/null"
+    assert seen["loginuid"] == ("4242" if AUDIT else "FileNotFoundError")
+    if uid and AUDIT:
+        assert seen["another"] == "PermissionError", "it calls itself another user's"
     wait_until(lambda: not place.namespaces(), "the namespace to end with its program")
 
 

@@ -183,12 +183,29 @@ def test_polkit_that_does_not_answer_is_given_up(
 ) -> None:
     monkeypatch.setattr("phosd.service.dbus.polkit.SLOW", 0.3)
     monkeypatch.setattr("phosd.service.dbus.polkit.QUICK", 0.3)
+    monkeypatch.setattr("phosd.service.dbus.polkit.READING", 0.3)
     polkit.silent |= {"org.phos.checkpoint", INSPECT}
     with pytest.raises(RuntimeError, match="polkit gave no answer about"):
         service.call("Checkpoint", "ua{sv}", target, 0, uid=OWNER)
     service.engine.stored["theirs"] = manifest("theirs")
     assert service.call("ListImages", uid=OWNER).split()[1] == "0"
     wait_until(lambda: len(polkit.cancelled) == 2, "both questions to be taken back")
+
+
+def test_polkit_that_does_not_answer_delays_one_list_and_no_other(
+    service: Service, polkit: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody but root sees what belongs to others until it is asked again."""
+    monkeypatch.setattr("phosd.service.dbus.polkit.READING", 0.3)
+    monkeypatch.setattr("phosd.service.dbus.polkit.SILENCE", 1.0)
+    polkit.silent.add(INSPECT)
+    polkit.verdicts[INSPECT] = YES
+    service.engine.stored["theirs"] = manifest("theirs", owner=OWNER)
+    for _ in range(3):
+        assert service.call("ListImages", uid=STRANGER).split()[1] == "0"
+    assert len(polkit.questions) == 1
+    polkit.silent.clear()
+    wait_until(lambda: '"theirs"' in service.call("ListImages", uid=STRANGER), "it to be asked")
 
 
 def test_polkit_that_fails_lets_nobody_but_root(

@@ -12,7 +12,8 @@ from phosd.engine.job.journal import JobRecord, Journal
 from phosd.engine.node.node import Node, NodeConfig
 from phosd.engine.program import driver_checkpoint
 from phosd.engine.recovery import rescue
-from phosd.engine.recovery.rescue import Account, bring_back
+from phosd.engine.recovery.account import Account
+from phosd.engine.recovery.rescue import bring_back
 from phosd.engine.system import procfs
 from phosd.engine.system.instance_lock import alone
 from phosd.errors import Busy, Internal

@@ -198,7 +198,7 @@ def test_the_output_of_roots_programs_lies_beside_the_images(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Where root may not look at every process of root's, everything stays.
-    monkeypatch.setattr("phosd.engine.criu.output_folders._open", lambda names, owner: set())
+    monkeypatch.setattr("phosd.engine.criu.files.output_folders._open", lambda names, owner: set())
     name = "20260101T000000-0000ff"
     folder = tmp_path / "state" / "run" / name
     engine = NodeEngine(Config(state_dir=tmp_path / "state", runtime_dir=tmp_path / "runtime"))

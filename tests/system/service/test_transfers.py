@@ -2,14 +2,23 @@
 
 import os
 import pwd
+import subprocess
+import threading
+import time
+from pathlib import Path
 
 import pytest
 
+from phosd.bus import NAME
+from phosd.engine.job.cancellation import Cancellation
+from phosd.engine.job.checks import Finding
 from phosd.engine.job.progress import Progress
+from phosd.errors import Cancelled
+from phosd.service.config import Config
 from phosd.service.jobs.options import ImportRequest
-from tests.support.fake_engine import manifest
+from tests.support.fake_engine import FakeEngine, manifest
 from tests.support.harness import wait_until
-from tests.support.service import Service
+from tests.support.service import MANAGER, ROOT, Service, serving
 
 STRANGER = pwd.getpwnam("nobody").pw_uid
 
@@ -70,3 +79,34 @@ def test_a_transfer_that_stands_still_holds_up_its_user_only(service: Service) -
     assert states == ["running", "queued", "queued", "running"]
     service.engine.go.set()
     assert {outcome(service, job) for job in (*jobs, mine)} == {"done"}
+
+
+def test_a_dry_run_whose_caller_says_nothing_ends_with_phosd(bus: str, tmp_path: Path) -> None:
+    engine, ended = FakeEngine(), threading.Event()
+    begun = threading.Event()
+
+    def wait(*arguments: object) -> list[Finding]:
+        cancellation = arguments[-1]
+        assert isinstance(cancellation, Cancellation)
+        begun.set()
+        try:
+            give_up = time.monotonic() + 120
+            while time.monotonic() < give_up:
+                cancellation.check()
+                time.sleep(0.01)
+        except Cancelled:
+            ended.set()
+            raise
+        return []
+
+    engine.try_import = wait  # type: ignore[method-assign,assignment]
+    config = Config(state_dir=tmp_path / "state", runtime_dir=tmp_path / "run")
+    config.runtime_dir.mkdir()
+    with serving(bus, config, engine):
+        words = [*("call", NAME, ROOT, MANAGER, "TryImport", "sa{sv}", "socket", "0")]
+        command = ["busctl", f"--address={bus}", *words]
+        caller = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        with caller:
+            assert begun.wait(120)
+            caller.kill()
+    assert ended.wait(60), "phosd waits for a caller that is gone"

@@ -13,10 +13,12 @@ from pathlib import Path
 import pytest
 
 from phosd.engine.job.progress import Progress
+from phosd.engine.system.log_format import LogFormatter
 from phosd.errors import Busy
 from phosd.service.jobs.job import Outcome, Task
 from phosd.service.jobs.job_log import JOB_ENDED, JournalHandler
-from phosd.service.jobs.table import JobTable, Listener
+from phosd.service.jobs.listener import Listener
+from phosd.service.jobs.table import JobTable
 
 Entry = dict[str, str]
 
@@ -85,15 +87,15 @@ def test_levels_places_and_lines(journal: Journal) -> None:
     one, two, three = journal.entries()
     assert (one["MESSAGE"], one["PRIORITY"], one["LOGGER"]) == ("one 1", "7", log.name)
     assert (one["CODE_FILE"], one["CODE_FUNC"]) == (__file__, "test_levels_places_and_lines")
-    assert (two["MESSAGE"], two["PRIORITY"]) == ("two\nlines=\n", "4")
+    assert (two["MESSAGE"], two["PRIORITY"]) == ("two\\nlines=\\n", "4")
     assert three["PRIORITY"] == "3"
-    assert three["MESSAGE"].startswith("three\nTraceback")
-    assert three["MESSAGE"].endswith("ValueError: inside")
+    assert three["MESSAGE"].startswith("three\n    Traceback")
+    assert three["MESSAGE"].endswith("\n    ValueError: inside")
     assert one["SYSLOG_IDENTIFIER"] == "phosd"
 
 
 def test_an_entry_longer_than_a_datagram(journal: Journal) -> None:
-    text = "a long\n" * 200_000
+    text = "a long line " * 200_000
     logging.getLogger("phosd").info(text)
     (entry,) = journal.entries()
     assert entry["MESSAGE"] == text
@@ -165,6 +167,53 @@ def test_entries_of_a_job_carry_its_number_and_what_it_is_about(journal: Journal
     assert fields("job 4")["PHOS_PID"] == "4713"
     assert by_text["job 2"]["MESSAGE"].endswith("failed: not now; wait")
     assert fields("nobody's") == {"PRIORITY": "6"}
+
+
+FORGED = "/home/x\nWARNING phosd.service.api.manager: forged\x1b[31m\r\u202e\x9b"
+ESCAPED = r"/home/x\nWARNING phosd.service.api.manager: forged\x1b[31m\r\u202e\x9b"
+
+
+def failing() -> None:
+    try:
+        raise FileNotFoundError(2, "gone", FORGED) from ValueError(FORGED)
+    except FileNotFoundError:
+        logging.getLogger("phosd.test").exception("job 7: %s", FORGED)
+
+
+def test_no_line_of_a_users_is_in_the_log(
+    journal: Journal, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Neither a path nor the text of an error begins a line, or controls a terminal."""
+    failing()
+    (entry,) = journal.entries()
+    message, *further = entry["MESSAGE"].split("\n")
+    assert message == f"job 7: {ESCAPED}"
+    assert further and all(line.startswith("    ") for line in further)
+    assert all(c.isprintable() or c == "\n" for c in entry["MESSAGE"])
+    # Whatever another handler has left in the record.
+    (record,) = caplog.records
+    record.exc_text = FORGED
+    assert LogFormatter("%(message)s").format(record) == entry["MESSAGE"]
+
+
+@pytest.mark.parametrize(
+    ("begin", "prefix"),
+    [
+        ("phosd.service.jobs.job_log.begin()", "WARNING phosd: "),
+        ("phosd.engine.mover.worker.main.begin_log(3)", "mover 3: "),
+    ],
+)
+def test_nor_where_the_log_is_no_journal(begin: str, prefix: str) -> None:
+    program = f"""
+import logging, sys, {begin.rpartition(".")[0]}
+{begin}
+logging.getLogger("phosd").warning("%s", sys.argv[1])
+"""
+    text = f"{FORGED}\udcff"  # which is no UTF-8
+    done = subprocess.run(
+        [sys.executable, "-c", program, text], capture_output=True, check=True, timeout=300
+    )
+    assert done.stderr.decode() == prefix + ESCAPED + r"\udcff" + "\n"
 
 
 _PROGRAM = """

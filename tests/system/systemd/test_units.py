@@ -89,7 +89,7 @@ def test_folders_are_made_with_their_rights() -> None:
     found = {line.split()[1]: line.split()[2:5] for line in lines if line.startswith("d ")}
     assert found == {
         "/run/phos": ["0755", "root", "root"],
-        "/run/phos/hook": ["1777", "root", "root"],
+        "/run/phos/hook": [":0755", "root", "root"],
         "/run/phos/journal": ["0700", "root", "root"],
         "/run/phos/mover": ["0700", "root", "root"],
         "/var/lib/phos": ["0700", "root", "root"],
@@ -100,5 +100,5 @@ def test_what_users_write_does_not_fill_the_system() -> None:
     found = settings("run-phos-hook.mount")
     assert (found["Where"], found["Type"]) == ("/run/phos/hook", "tmpfs")
     options = found["Options"].split(",")
-    assert {"mode=1777", "nosuid", "nodev", "noexec"} <= set(options)
+    assert {"mode=755", "nosuid", "nodev", "noexec"} <= set(options)
     assert {option.partition("=")[0] for option in options} >= {"size", "nr_inodes"}

@@ -1,8 +1,10 @@
 """The client's own parts: its exports, its options, its errors, its twins."""
 
+import asyncio
 import inspect
 import subprocess
 import sys
+import threading
 from typing import Any, get_args, get_type_hints
 
 import msgspec
@@ -11,9 +13,10 @@ import pytest
 import phosd.client
 from phosd.bus import CallError, NoBusError
 from phosd.client import options
-from phosd.client.async_client import AsyncClient, AsyncJobHandle
+from phosd.client.async_client import AsyncClient
 from phosd.client.errors import Exit, in_words, typed
-from phosd.client.sync_client import Client, JobHandle
+from phosd.client.job_handle import AsyncJobHandle
+from phosd.client.sync_client import Client, JobHandle, _Loop
 from phosd.errors import Internal, NoBus, NoDaemon, NotAuthorized, OtherError, Unsupported
 from phosd.service.history.queries import EventOptions, HistoryOptions
 from phosd.service.jobs.options import (
@@ -24,6 +27,7 @@ from phosd.service.jobs.options import (
     ResumeRequest,
     SuspendRequest,
 )
+from tests.support.harness import wait_until
 
 
 def test_what_is_exported_is_there() -> None:
@@ -131,3 +135,18 @@ def test_other_exceptions_are_left_alone() -> None:
     assert type(typed(NoBusError("no D-Bus at nowhere"))) is NoBus
     with pytest.raises(ZeroDivisionError):
         typed(ZeroDivisionError())
+
+
+def test_nothing_is_given_to_a_loop_that_closes() -> None:
+    """It would never be done, and whoever waits for it would wait for ever."""
+    loop, held = _Loop(), threading.Event()
+    loop._loop.call_soon_threadsafe(held.wait)  # so it cannot end yet
+    closing = threading.Thread(target=loop.close)
+    closing.start()
+    try:
+        wait_until(lambda: loop.closed, "the loop to close")
+        with pytest.raises(RuntimeError, match="is closed"):
+            loop.run(asyncio.sleep(0))
+    finally:
+        held.set()
+        closing.join()

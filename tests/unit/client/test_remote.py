@@ -3,7 +3,11 @@
 import hashlib
 import os
 import random
+import resource
+import shutil
+import struct
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -11,8 +15,15 @@ import pytest
 from phosd.client import remote as module
 from phosd.client.remote import Remote
 from phosd.client.transfer import PhosdHasLeft
-from phosd.errors import InvalidOption, NoSuchImage, PhosError, RemoteFailed, Unsupported
-from phosd.portable import Head
+from phosd.errors import (
+    ImageCorrupt,
+    InvalidOption,
+    NoSuchImage,
+    PhosError,
+    RemoteFailed,
+    Unsupported,
+)
+from phosd.portable import MAX_MANIFEST, Head
 from tests.support.remote import Image, pulled, pushed
 
 FIRST, SECOND = "20260101T000000-0001", "20260102T000000-0002"
@@ -40,9 +51,13 @@ def parts(seed: int, count: int = 30) -> list[bytes]:
     return [source.randbytes(CHUNK if n < count - 1 else 17) for n in range(count)]
 
 
+def found(remote: Remote, name: str) -> str:
+    return remote.find(name).contents.image.id
+
+
 def test_only_new_chunks_travel(remote: Remote) -> None:
     with pytest.raises(NoSuchImage):
-        remote.chosen("latest")
+        remote.find("latest")
     first = Image(FIRST, parts(1))
     sent = pushed(remote, first)
     assert (sent.sent_chunks, sent.sent_bytes) == (30, 29 * CHUNK + 17)
@@ -55,7 +70,7 @@ def test_only_new_chunks_travel(remote: Remote) -> None:
     assert pulled(remote, FIRST[:8]) == first.parts
     for name in ("2026", "2027", "../x", ""):
         with pytest.raises(NoSuchImage):
-            remote.chosen(name)
+            remote.find(name)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -100,11 +115,11 @@ def test_another_image_of_the_same_id_is_not_overwritten(remote: Remote) -> None
 def test_an_image_is_found_by_its_name(remote: Remote) -> None:
     pushed(remote, Image(FIRST, parts(1), "bert"))
     pushed(remote, Image(SECOND, parts(2), "gpt"))
-    assert (remote.chosen("bert"), remote.chosen("gpt")) == (FIRST, SECOND)
+    assert (found(remote, "bert"), found(remote, "gpt")) == (FIRST, SECOND)
     pushed(remote, Image("20260103T000000-0003", parts(3), "bert"))
-    assert remote.chosen("bert") == "20260103T000000-0003"
+    assert found(remote, "bert") == "20260103T000000-0003"
     with pytest.raises(NoSuchImage, match="no image of ber "):
-        remote.chosen("ber")
+        remote.find("ber")
 
 
 def test_the_same_image_in_other_words_is_the_same(remote: Remote) -> None:
@@ -141,6 +156,114 @@ def test_what_others_have_written_is_no_index(folder: Path) -> None:
     (folder / "index/readme.txt").write_text("of others")
     assert pulled(remote) == parts(1)
     assert index.exists()
+
+
+@pytest.fixture
+def told() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def hostile(folder: Path, told: list[str]) -> Remote:
+    """A place to which others write; two images of a program are there."""
+    remote = Remote(f"file://{folder}", told.append)
+    pushed(remote, Image(FIRST, parts(1), "bert"))
+    pushed(remote, Image(SECOND, parts(2), "bert"))
+    return remote
+
+
+def head_file(folder: Path, image: str) -> Path:
+    return folder / f"images/{image}.phos"
+
+
+def test_an_older_image_in_the_place_of_a_newer_is_not_taken_for_it(
+    hostile: Remote, folder: Path, told: list[str]
+) -> None:
+    shutil.copy(head_file(folder, FIRST), head_file(folder, SECOND))
+    for name in (SECOND, SECOND[:8]):
+        with pytest.raises(ImageCorrupt, match=f"of '{FIRST}', .*2026-01-01.*not of {SECOND}"):
+            pulled(hostile, name)
+    assert found(hostile, "latest") == found(hostile, "bert") == FIRST
+    assert [SECOND in line and FIRST in line for line in told] == [True, True]
+    head_file(folder, FIRST).unlink()
+    with pytest.raises(NoSuchImage, match="no image that can be read"):
+        hostile.find("latest")
+
+
+@pytest.mark.parametrize("renamed", [True, False])
+def test_one_from_the_future_is_not_the_newest(
+    hostile: Remote, folder: Path, told: list[str], renamed: bool
+) -> None:
+    """Neither one that was renamed, nor one that a wrong clock has dated."""
+    future = "29991231T235959-ffff"
+    if renamed:
+        head_file(folder, FIRST).rename(head_file(folder, future))
+    else:
+        pushed(hostile, Image(future, parts(3), "bert"))
+    assert found(hostile, "latest") == found(hostile, "bert") == SECOND
+    assert len(told) == 2 and all(f"{future} at" in line and "future" in line for line in told)
+    if not renamed:
+        assert pulled(hostile, future) == parts(3)
+    head_file(folder, SECOND).unlink()
+    head_file(folder, FIRST).unlink(missing_ok=True)
+    with pytest.raises(NoSuchImage, match=f"future: {future}"):
+        hostile.find("latest")
+
+
+def test_clocks_may_differ(hostile: Remote) -> None:
+    soon = time.strftime("%Y%m%dT%H%M%S-0000", time.gmtime(time.time() + 3600))
+    pushed(hostile, Image(soon, parts(3)))
+    assert found(hostile, "latest") == soon
+
+
+def prefix(signature: int, manifest: int, made_as: int = 1) -> bytes:
+    return b"PHOSIMG\0" + struct.pack("<IIQ", made_as, signature, manifest)
+
+
+@pytest.mark.parametrize(
+    ("rubbish", "why"),
+    [
+        (b"", "cut short"),
+        (b"x" * 100, "not the image of a phosd"),
+        (prefix(0, 1 << 63), "more than"),
+        (prefix(1 << 31, 10), "more than"),
+        (prefix(0, MAX_MANIFEST), "cut short"),
+        (prefix(0, 4) + b"null", "cannot be read"),
+        (prefix(0, 1, 9) + b"1", "a newer phosd"),
+    ],
+)
+def test_a_bad_head_spoils_nothing_but_itself(
+    hostile: Remote, folder: Path, told: list[str], rubbish: bytes, why: str
+) -> None:
+    third = "20260103T000000-0003"
+    with head_file(folder, third).open("wb") as file:
+        file.write(rubbish)
+    listed = [head.contents.image.id for head in hostile.heads(hostile.images())]
+    assert listed == [FIRST, SECOND]
+    assert found(hostile, "latest") == found(hostile, "bert") == SECOND
+    assert len(told) == 3 and all(third in line and why in line for line in told)
+    assert pulled(hostile, SECOND) == parts(2)
+
+
+@pytest.mark.parametrize("what", ["head", "index"])
+def test_no_more_is_read_than_a_head_or_an_index_may_have(
+    hostile: Remote, folder: Path, what: str
+) -> None:
+    """Of files of 8 TiB."""
+    third = "20260103T000000-0003"
+    path = head_file(folder, third)
+    if what == "index":
+        path = folder / f"index/{third}-{'0' * 64}.json"
+    with path.open("wb") as file:
+        file.write(prefix(0, 2) + b"{}")
+        file.truncate(1 << 43)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    if what == "head":
+        with pytest.raises(ImageCorrupt):
+            hostile.head(third)
+    assert pulled(hostile, SECOND) == parts(2)
+    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert after - before < 200 << 10  # KiB
 
 
 def test_without_fsspec_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from typing import cast
 import msgspec
 import pytest
 
-from phosd.engine.criu.program import Criu
+from phosd.engine.criu.run.program import Criu
 from phosd.engine.image.manifest import CHUNK, Host, Manifest, Process
 from phosd.engine.image.packs import RECORD
 from phosd.engine.node import machine
@@ -112,9 +112,9 @@ def test_staging_leaves_memory_to_others(node: Node, monkeypatch: pytest.MonkeyP
         assert folder is None
 
 
-def test_sockets_of_every_user_have_a_place(node: Node) -> None:
+def test_only_root_makes_places_for_sockets(node: Node) -> None:
     hooks = node.config.runtime_dir / "hook"
-    assert hooks.stat().st_mode & 0o7777 == 0o1777
+    assert hooks.stat().st_mode & 0o7777 == 0o755
     assert node.store.state.stat().st_mode & 0o777 == 0o700
 
 

@@ -9,8 +9,8 @@ from phosd.engine.job.journal import JobRecord
 from phosd.engine.program import driver_checkpoint, process
 from phosd.engine.program.driver_checkpoint import State
 from phosd.engine.program.stopped import StoppedProcesses
-from phosd.engine.recovery import rescue
-from phosd.engine.recovery.rescue import Account
+from phosd.engine.recovery import from_driver, guarded
+from phosd.engine.recovery.account import Account
 from phosd.engine.system import procfs
 from phosd.engine.system.procfs import ProcessId
 from phosd.errors import OutOfMemory
@@ -51,7 +51,7 @@ def test_who_belongs_together_moves_together(
     monkeypatch.setattr(process, "gpu_uuids", lambda: ["GPU-0", "GPU-1"])
     account = Account()
     stopped = [pid for pid, state in known.items() if state in (State.LOCKED, State.CHECKPOINTED)]
-    rescue._finish_moves(stopped, [record(moves)], account)
+    from_driver._finish_moves(stopped, [record(moves)], account)
     assert moved == [(pid, [1, 0]) for pid in follow]
     assert not account.failures
 
@@ -64,7 +64,7 @@ def test_nobody_follows_who_does_not_tell_where_they_are(
     monkeypatch.setattr(driver_checkpoint, "states", lambda pids, seconds: told)
     monkeypatch.setattr(procfs, "process_id", lambda pid: ProcessId(pid, 1))
     account = Account()
-    unclear = rescue._unclear([SECOND], [record(moves)], account)
+    unclear = from_driver._unclear([SECOND], [record(moves)], account)
     assert unclear == account.failures.keys() == ({SECOND} if moves else set())
 
 
@@ -86,9 +86,9 @@ def test_who_could_not_follow_is_not_brought_back_elsewhere(
     monkeypatch.setattr(driver_checkpoint, "back_to_running", bring)
     account = Account()
     everyone = [ProcessId(FIRST, 1), ProcessId(SECOND, 1)]
-    with rescue._Movers(Path("/nowhere")) as movers:
+    with guarded.GuardingMovers(Path("/nowhere")) as movers:
         jobs, stopped = [record({0: 1})], StoppedProcesses(Path("/nowhere"))
-        rescue._back_from_driver(everyone, everyone, movers, jobs, stopped, account)
+        from_driver.back_from_driver(everyone, everyone, movers, jobs, stopped, account)
     assert not brought
     assert isinstance(account.failures[SECOND], OutOfMemory)
 
@@ -103,6 +103,6 @@ def test_whose_room_is_given_back() -> None:
     known = record({})
     elsewhere = JobRecord(2, "suspend", "13", 0, 0.0, "this boot", 13, 1, AffectedSet((), (0,)))
     everyone = [first, second, other]
-    assert rescue._rooms([FIRST], everyone, [known, elsewhere]) == [first, second]
-    assert rescue._rooms([FIRST], everyone, [elsewhere]) == everyone
-    assert rescue._rooms([FIRST, 13], everyone, [known, elsewhere]) == everyone
+    assert from_driver._rooms([FIRST], everyone, [known, elsewhere]) == [first, second]
+    assert from_driver._rooms([FIRST], everyone, [elsewhere]) == everyone
+    assert from_driver._rooms([FIRST, 13], everyone, [known, elsewhere]) == everyone

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from phosd.engine.criu import pagemap
-from phosd.engine.criu.image_file import Field, ImageFile, message
-from phosd.engine.criu.pagemap import LEAST_RUN, Area, Pagemap, Run, areas, packed, relatives
-from phosd.errors import ImageCorrupt, Internal, PhosError
+from phosd.engine.criu.images import pagemap
+from phosd.engine.criu.images.image_file import Field, ImageFile, message
+from phosd.engine.criu.images.pagemap import LEAST_RUN, Area, Pagemap, Run, areas, packed, relatives
+from phosd.errors import ImageCorrupt, Internal, PhosError, Unsupported
 from tests.support.criu_images import ImageFile as Tree
 from tests.support.criu_images import mutate
 
@@ -22,6 +22,7 @@ READ, BOTH = mmap.PROT_READ, mmap.PROT_READ | mmap.PROT_WRITE
 ANONYMOUS, PRIVATE, SHARED = 0x20, 0x02, 0x01
 OF_NOBODY = 0x201
 """The status of private anonymous memory."""
+GUARD = OF_NOBODY | 0x10000
 
 
 def written(path: Path, *messages: Mapping[int, int | bytes]) -> Path:
@@ -168,7 +169,7 @@ def test_what_is_written_is_private_memory_of_no_special_kind(
 ) -> None:
     made = vma(START, START + PAGE, protection, kind, status)
     (found,) = areas(mapped(tmp_path / "mm-1.img", made))
-    assert found == Area(START, START + PAGE, writable)
+    assert found == Area(START, START + PAGE, writable, anonymous=bool(status & 0x200))
 
 
 @pytest.mark.parametrize(
@@ -180,6 +181,9 @@ def test_what_is_written_is_private_memory_of_no_special_kind(
         [vma(START, 1 << 57)],
         [vma(START, START + 2 * PAGE), vma(START + PAGE, START + 3 * PAGE)],
         [vma(START + PAGE, START + 2 * PAGE), vma(START, START + PAGE)],
+        [vma(START, START + 2 * PAGE), vma(START + PAGE, START + 3 * PAGE, READ)],
+        [vma(START + PAGE, START + 2 * PAGE, READ), vma(START, START + PAGE, READ)],
+        [vma(START, START + PAGE, status=GUARD), vma(START, START + PAGE)],
     ],
 )
 def test_mappings_that_no_process_can_have_are_refused(
@@ -187,6 +191,25 @@ def test_mappings_that_no_process_can_have_are_refused(
 ) -> None:
     with pytest.raises(ImageCorrupt, match="mm-1"):
         areas(mapped(tmp_path / "mm-1.img", *made))
+
+
+def test_guards_are_within_others_and_behind_them(tmp_path: Path) -> None:
+    made = (vma(START, START + 2 * PAGE), vma(START + 2 * PAGE, START + 3 * PAGE, READ))
+    guards = (vma(START, START + PAGE, status=GUARD), vma(START, START + PAGE, status=GUARD))
+    found = areas(mapped(tmp_path / "mm-1.img", *made, *guards))
+    assert [each.writable for each in found] == [True, False, False, False]
+
+
+def test_a_user_s_program_has_no_aio_rings(tmp_path: Path) -> None:
+    path = mapped(tmp_path / "mm-1.img", vma(START, START + PAGE, status=0x2201))
+    pagemap.require_no_rings(path)
+    (mm,) = ImageFile.read(path).messages
+    ring = message([Field.of(1, START), Field.of(2, 64), Field.of(3, PAGE)])
+    ImageFile(MAGIC, (mm + message([Field.of(16, ring)]),)).write(path)
+    with pytest.raises(Unsupported, match="rings of AIO"):
+        pagemap.require_no_rings(path)
+    with pytest.raises(ImageCorrupt):
+        pagemap.require_no_rings(mapped(path, *[vma(START, START + PAGE, READ)] * 2))
 
 
 def test_what_a_parent_or_a_child_has_too_is_left_to_criu(tmp_path: Path) -> None:

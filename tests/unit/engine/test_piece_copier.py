@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from phosd.engine.criu.piece_copier import NotReadError, NotWrittenError, Piece, PieceCopier
+from phosd.engine.criu.restore.piece_copier import NotReadError, NotWrittenError, Piece, PieceCopier
 
 SIZE = 5 << 20
 

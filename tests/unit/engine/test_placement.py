@@ -15,8 +15,8 @@ from phosd.engine.node.expected_memory import ExpectedMemory
 from phosd.engine.node.gpus import GpuInfo
 from phosd.engine.node.image_placement import ImagePlacement, place_image
 from phosd.engine.node.placement import find, parse_moves, parse_pairs, whole
-from phosd.engine.operations import image_gpus
-from phosd.engine.operations.image_gpus import place, placed_image
+from phosd.engine.operations.restore import image_gpus
+from phosd.engine.operations.restore.image_gpus import place, placed_image
 from phosd.errors import GpuMismatch, InvalidOption, OutOfMemory, PhosError, Unsupported
 from tests.support.fake_engine import manifest
 

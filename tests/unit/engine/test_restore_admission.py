@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from phosd.engine.operations import restore
-from phosd.engine.operations.restore import RestoreOptions
+from phosd.engine.operations.restore import cpu_side
+from phosd.engine.operations.restore.options import RestoreOptions
 from phosd.errors import Unsupported
 from tests.support.fake_engine import manifest
 
@@ -27,7 +27,7 @@ def test_pids_that_a_namespace_would_change_or_has_taken(pids: tuple[int, ...]) 
         processes=tuple(replace(one.processes[0], tree=n) for n, one in enumerate(each)),
     )
     options = RestoreOptions(pid_namespace=True)
-    with restore._CpuSide(NODE, image, options) as cpu:
+    with cpu_side.CpuSide(NODE, image, options) as cpu:
         checks = dict(cpu.admission())
     failing, why = ("pids", "keeper") if 1 in pids else ("pid namespaces", "share device memory")
     with pytest.raises(Unsupported, match=why):

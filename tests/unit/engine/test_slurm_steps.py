@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from phosd.engine.criu import cgroup_place
+from phosd.engine.criu.run import cgroup_place
 from phosd.engine.system import cgroups
 from phosd.engine.system.slurm_steps import step_of
 from phosd.errors import NoSuchProcess, NotAuthorized

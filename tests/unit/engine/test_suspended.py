@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from phosd.engine.node.suspended import WITH_PIDS, Register, Suspended
+from phosd.engine.node.suspended import IN_RUNTIME_DIR, Register, Suspended
 from phosd.engine.system import procfs
 from phosd.engine.system.procfs import ProcessId
 from phosd.errors import Busy, NoSuchProcess, PhosError, Unsupported
@@ -84,7 +84,10 @@ def test_what_another_version_has_suspended_is_told_by_its_name(
     register.write(entry("a", me))
     path = tmp_path / "suspended" / "a.json"
     mine = msgspec.json.decode(path.read_bytes())
-    for written in ({"format": WITH_PIDS + 1, "phosd": "7.1"}, {"phosd": "7.1", "colour": "red"}):
+    for written in (
+        {"format": IN_RUNTIME_DIR + 1, "phosd": "7.1"},
+        {"phosd": "7.1", "colour": "red"},
+    ):
         path.write_bytes(msgspec.json.encode(mine | written))
         with pytest.raises(Unsupported, match=r"was suspended by phosd 7\.1 in format .*; install"):
             register.of(me.pid)

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from phosd.engine.criu import tracers as module
-from phosd.engine.criu.tracers import Tracer, checkpoint_turn, restore_turn
+from phosd.engine.criu.run import tracers as module
+from phosd.engine.criu.run.tracers import Tracer, checkpoint_turn, restore_turn
 from phosd.errors import Cancelled, Timeout
 
 LATER = 60.0

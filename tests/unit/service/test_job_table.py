@@ -10,17 +10,8 @@ import pytest
 from phosd.engine.job.progress import Progress
 from phosd.errors import Busy, Unsupported
 from phosd.service.jobs.limits import JobLimits
-from phosd.service.jobs.table import (
-    IDLE,
-    KEPT,
-    WAITING,
-    Job,
-    JobState,
-    JobTable,
-    Listener,
-    Outcome,
-    Task,
-)
+from phosd.service.jobs.listener import Listener
+from phosd.service.jobs.table import IDLE, KEPT, WAITING, Job, JobState, JobTable, Outcome, Task
 
 
 class Witness:

@@ -46,3 +46,9 @@ def test_each_commit_has_other_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_failed_once_names_what_there_is() -> None:
     lines = (rotation.TESTS / "regressions.txt").read_text().splitlines()
     assert all(": " in line for line in lines)
+
+
+def test_the_longer_a_test_takes_the_more_seldom_it_is_played() -> None:
+    assert [rotation.period(seconds) for seconds in (0, 0.5, 1.9, 2, 4.5, 9, 70)] == [
+        *(1, 1, 1, 2, 4, 9, 16)
+    ]

@@ -62,3 +62,9 @@ def test_the_node_changes_before_a_dialog_is_composed() -> None:
             assert not question.query_one("#yes", Button).disabled
 
     run(body)
+
+
+def test_an_entry_may_be_made_before_the_first_screen_is_there() -> None:
+    """As Textual does where tasks begin at once, from Python 3.12 on."""
+    node, _ = fake_node()
+    PhosApp(node).clear_selection()

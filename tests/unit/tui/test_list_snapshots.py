@@ -147,17 +147,16 @@ TROUBLES: dict[str, tuple[Callable[[Node, FakeLink], None], list[str]]] = {
 }
 
 
-@pytest.mark.parametrize("size", [(60, 20), (80, 24)], ids=["60x20", "80x24"])
 @pytest.mark.parametrize("trouble", TROUBLES)
-def test_trouble(trouble: str, size: tuple[int, int]) -> None:
+def test_trouble(trouble: str) -> None:
     node, link = full_node()
     happen, keys = TROUBLES[trouble]
 
     async def body() -> None:
-        async with opened(node, size) as pilot:
+        async with opened(node) as pilot:
             happen(node, link)
             await pilot.press(*keys)
             await answered(pilot)
-            await compare(pilot, f"trouble-{trouble}-{size[0]}x{size[1]}")
+            await compare(pilot, f"trouble-{trouble}-80x24")
 
     run(body)

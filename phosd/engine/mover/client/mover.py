@@ -2,7 +2,6 @@
 
 import contextlib
 import shutil
-import socket
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -10,12 +9,14 @@ from typing import Self
 
 import msgspec
 
+from phosd import unix_sockets
 from phosd.engine.digest import DigestKey, split
 from phosd.engine.image.manifest import ChunkRef
 from phosd.engine.image.store import Image, ImageWriter
 from phosd.engine.image.writer import Pack
 from phosd.engine.job.progress import Progress
 from phosd.engine.mover.client.launcher import START_SECONDS, Child, MoverProcess, connections
+from phosd.engine.mover.client.other_version import require_replaceable
 from phosd.engine.mover.client.requests import (
     Copies,
     DrainResult,
@@ -25,16 +26,13 @@ from phosd.engine.mover.client.requests import (
     places,
     target,
 )
+from phosd.engine.mover.client.ring import ring_size
 from phosd.engine.mover.client.rpc import RpcChannel
 from phosd.engine.mover.protocol import wire
 from phosd.engine.mover.protocol.connection import Connection
-from phosd.engine.system import cuda
 from phosd.engine.system.procfs import ProcessId
-from phosd.errors import Busy, Internal, OutOfMemory, PhosError
+from phosd.errors import Internal, OutOfMemory, PhosError
 
-RING_BYTES = 512 << 20
-"""Pinned memory of a mover on a real GPU; as much device memory is used for staging."""
-SOFTWARE_RING_BYTES = 32 << 20
 ROOM = 16 << 20
 """Device memory that NVIDIA's driver needs to take a program off a GPU: measured are 8 MiB
 (hazard 51).
@@ -42,13 +40,6 @@ ROOM = 16 << 20
 _END_SECONDS = 10.0
 _MORE_CHANNELS = 3
 """Connections besides the first, which go to the mover with :class:`~wire.Attach`."""
-
-
-def ring_size(ring_bytes: int | None) -> int:
-    """Return the bytes of a mover's ring: ``ring_bytes``, or the default for None."""
-    if ring_bytes is not None:
-        return ring_bytes
-    return SOFTWARE_RING_BYTES if cuda.is_software() else RING_BYTES
 
 
 class Mover:
@@ -128,7 +119,7 @@ class Mover:
         except ProcessLookupError:
             connection.close()
             return None
-        pairs = [socket.socketpair() for _ in range(_MORE_CHANNELS)]
+        pairs = [unix_sockets.pair(descriptors=True) for _ in range(_MORE_CHANNELS)]
         ends = (connection, *(Connection(ours) for ours, _ in pairs))
         mover = cls(gpu, process, [RpcChannel(gpu, process, end) for end in ends])
         first = mover._channels[0]
@@ -149,19 +140,7 @@ class Mover:
             raise
         if versions == {wire.VERSION}:
             return mover
-        stays = mover.close()
-        if child is not None:
-            raise Internal(
-                f"the data mover of GPU {gpu} that was just started is of another version than this"
-                " phosd, whose files were replaced while it ran",
-                hint="restart phosd",
-            )
-        if stays:
-            raise Busy(
-                f"the data mover of GPU {gpu} (process {process.pid}) was started by another phosd,"
-                " and keeps device memory of programs",
-                hint="`phos recover` brings them back; it ends then, and a new one is started",
-            )
+        require_replaceable(gpu, process.pid, stays=mover.close(), is_new=child is not None)
         return None
 
     @property

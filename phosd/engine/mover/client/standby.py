@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Self
 
 from phosd.engine.mover.client.launcher import Child, MoverProcess, connections
-from phosd.engine.mover.client.mover import ring_size
 from phosd.engine.mover.client.rescue_client import RescueClient
+from phosd.engine.mover.client.ring import ring_size
 from phosd.engine.mover.protocol.connection import Connection, PeerGone
 from phosd.engine.mover.protocol.endpoint import path_of
 from phosd.errors import PhosError

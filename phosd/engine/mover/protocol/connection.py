@@ -11,11 +11,11 @@ import select
 import socket
 import struct
 
+from phosd import unix_sockets
 from phosd.engine.mover.protocol import wire
 from phosd.errors import Internal, Timeout
 
 _HEADER = struct.Struct("<III")
-_CREDENTIALS = struct.Struct("3i")
 _BATCH = 200
 """Descriptors per message; the kernel accepts 253."""
 _MAX_PAYLOAD = 1 << 30
@@ -48,9 +48,7 @@ class Connection:
 
     def peer(self) -> tuple[int, int]:
         """Return the (pid, effective user id) of the process that created the other end."""
-        raw = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        pid, uid, _ = _CREDENTIALS.unpack(raw)
-        return pid, uid
+        return unix_sockets.peer_of(self._socket)
 
     def send(
         self, sequence: int, message: wire.Message, descriptors: "list[int] | None" = None

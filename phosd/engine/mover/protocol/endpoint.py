@@ -7,6 +7,7 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
+from phosd import unix_sockets
 from phosd.engine.image.private_files import require_private
 from phosd.engine.mover.protocol.connection import Connection
 from phosd.engine.system import procfs
@@ -56,13 +57,7 @@ def listening(runtime_dir: Path, gpu: int) -> Iterator[socket.socket]:
         except BlockingIOError:
             raise Busy(f"GPU {gpu} has a data mover", hint="connect to that one") from None
         path.unlink(missing_ok=True)  # left by a mover that was killed
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as listener:
-            before = os.umask(0o177)
-            try:
-                listener.bind(str(path))
-            finally:
-                os.umask(before)
-            listener.listen()
+        with unix_sockets.listening(path, descriptors=True) as listener:
             try:
                 yield listener
             finally:
@@ -73,7 +68,7 @@ def listening(runtime_dir: Path, gpu: int) -> Iterator[socket.socket]:
 
 def connect(path: Path) -> Connection | None:
     """Connect to the mover that listens on ``path``; return None if none does."""
-    end = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    end = unix_sockets.unix_socket(descriptors=True)
     try:
         end.connect(str(path))
     except (FileNotFoundError, ConnectionRefusedError):

@@ -1,5 +1,6 @@
 // Copies through windows, with a driver that does everything as late as it may: a copy happens when
-// somebody waits for an event that was recorded behind it. Who touches a window too early is found.
+// somebody waits for an event that was recorded behind it. Whoever touches a window too early is
+// found.
 #include "../worker/window_copy.h"
 
 #include <sys/mman.h>

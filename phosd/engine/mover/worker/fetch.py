@@ -5,7 +5,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from phosd.engine.faults import Point, point
 from phosd.engine.image.manifest import CHUNK
 from phosd.engine.mover.protocol.wire import Fetch
-from phosd.engine.mover.worker.gpu import Gpu, GpuBlock
+from phosd.engine.mover.worker.gpu import Gpu
+from phosd.engine.mover.worker.gpu_block import GpuBlock
 from phosd.engine.mover.worker.transfer import Transfer
 from phosd.engine.system.cuda import call
 from phosd.errors import Cancelled, Internal

@@ -7,12 +7,12 @@ import struct
 import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from phosd.engine.digest import KERNEL, LANES, SIZE, DigestKey, pack_chunks, ptx
+from phosd.engine.digest import KERNEL, LANES, SIZE, DigestKey, ptx
 from phosd.engine.image.manifest import CHUNK
 from phosd.engine.image.packs import PAGE
+from phosd.engine.mover.worker.gpu_block import GpuBlock, MappedSlab, chunks_of, whole_chunks
 from phosd.engine.mover.worker.streams import Streams
 from phosd.engine.system.cuda import call, driver
 from phosd.engine.system.procfs import ProcessId
@@ -24,40 +24,6 @@ _STREAMS = 14
 _LOOK_SECONDS = 0.1
 _TABLE_CHUNKS = 1 << 16
 """Chunks that one launch hashes at most: 128 GiB; their table and digests take 2 MiB."""
-
-
-@dataclass(frozen=True)
-class GpuBlock:
-    """Device memory that this process has mapped at ``address``; ``size`` in bytes.
-
-    ``chunks`` are (address, length in bytes), and ``table`` is the same for the digest kernel. Both
-    are made in advance, because digests are computed while a program is stopped.
-
-    ``home`` is the ordinal of the GPU that has the memory, if this one cannot access it; only the
-    driver's peer copy can then read it, through the host.
-
-    ``slab`` is the allocation that the block is a part of, if it has no ``handle`` and ``fd`` of
-    its own.
-    """
-
-    address: int
-    size: int
-    handle: Any
-    fd: int
-    chunks: list[tuple[int, int]]
-    table: bytes
-    home: int | None = None
-    slab: "_MappedSlab | None" = None
-
-
-@dataclass
-class _MappedSlab:
-    """An allocation of ``parts`` blocks."""
-
-    address: int
-    size: int
-    handle: Any
-    parts: int
 
 
 class Gpu:
@@ -158,7 +124,7 @@ class Gpu:
         except BaseException:
             os.close(fd)
             raise
-        return GpuBlock(address, size, handle, fd, *_chunks(address, size))
+        return GpuBlock(address, size, handle, fd, *chunks_of(address, size))
 
     def created(self, keys: Sequence[int], check: Callable[[], None]) -> int:
         """Wait until the first of these blocks has been created. Returns how many of the first ones
@@ -176,14 +142,14 @@ class Gpu:
             return
         for key, size in blocks:
             self._require_new(key, size)
-        size = sum(_whole(size) for _, size in blocks)
+        size = sum(whole_chunks(size) for _, size in blocks)
         about = f"{len(blocks)} blocks of {size} bytes"
         handle = call("cuMemCreate", size, self._properties, 0, about=about)
-        slab = _MappedSlab(self._map(size, handle, self._ordinal), size, handle, len(blocks))
+        slab = MappedSlab(self._map(size, handle, self._ordinal), size, handle, len(blocks))
         at = slab.address
         for key, size in blocks:
-            self.blocks[key] = GpuBlock(at, size, None, -1, *_chunks(at, size), slab=slab)
-            at += _whole(size)
+            self.blocks[key] = GpuBlock(at, size, None, -1, *chunks_of(at, size), slab=slab)
+            at += whole_chunks(size)
 
     @contextlib.contextmanager
     def keeping(self, keys: Collection[int]) -> Iterator[None]:
@@ -302,7 +268,7 @@ class Gpu:
                     call("cuMemRelease", handle)
                     del self._reserved[known]
             if byte_count:
-                size = _whole(byte_count)
+                size = whole_chunks(byte_count)
                 about = f"a reserve of {size} bytes"
                 self._reserved[wanted] = call("cuMemCreate", size, self._properties, 0, about=about)
 
@@ -364,7 +330,7 @@ class Gpu:
             call("cuMemRelease", handle)
             raise
         address = self._map(size, handle, self._ordinal if home is None else home)
-        self.blocks[key] = GpuBlock(address, size, handle, fd, *_chunks(address, size), home)
+        self.blocks[key] = GpuBlock(address, size, handle, fd, *chunks_of(address, size), home)
 
     def _require_new(self, key: int, size: int) -> None:
         if key in self.blocks:
@@ -392,7 +358,7 @@ class Gpu:
             raise
         return address
 
-    def _unmap(self, mapped: GpuBlock | _MappedSlab) -> None:
+    def _unmap(self, mapped: GpuBlock | MappedSlab) -> None:
         call("cuMemUnmap", mapped.address, mapped.size)
         call("cuMemAddressFree", mapped.address, mapped.size + CHUNK)
         call("cuMemRelease", mapped.handle)
@@ -427,15 +393,3 @@ class Gpu:
         location.id = max(0, int(call("cuDeviceGetAttribute", near, self.device)))
         properties.location = location
         return properties
-
-
-def _chunks(address: int, size: int) -> tuple[list[tuple[int, int]], bytes]:
-    """Return the chunks of a block, and the kernel's table of them."""
-    end = address + size
-    chunks = [(at, min(CHUNK, end - at)) for at in range(address, end, CHUNK)]
-    return chunks, pack_chunks(chunks)
-
-
-def _whole(size: int) -> int:
-    """Return the bytes of the whole chunks that hold ``size`` bytes."""
-    return -(-size // CHUNK) * CHUNK

@@ -30,6 +30,7 @@ from phosd.engine.mover.worker.ring import Ring, RingMemory
 from phosd.engine.mover.worker.server import Server
 from phosd.engine.mover.worker.transfer import close_all
 from phosd.engine.system import cuda
+from phosd.engine.system.log_format import LogFormatter
 from phosd.engine.system.rlimit import allow_many_descriptors
 from phosd.engine.system.sd_notify import Supervisor
 from phosd.errors import Busy, Internal, PhosError
@@ -247,6 +248,13 @@ def _guards_nothing(request: wire.Message) -> wire.Message:
             raise Internal(f"a visitor may not ask for {type(request).__name__}")
 
 
+def begin_log(gpu: int) -> None:
+    """Log to standard error, which is phosd's log."""
+    log = logging.StreamHandler()
+    log.setFormatter(LogFormatter(f"mover {gpu}: %(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[log])
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run ``python -m phosd.engine.mover``."""
     parser = argparse.ArgumentParser(
@@ -265,7 +273,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="how long to stay when nobody needs it (default: %(default)s)",
     )
     options = parser.parse_args(arguments)
-    logging.basicConfig(level=logging.INFO, format=f"mover {options.gpu}: %(message)s")
+    begin_log(options.gpu)
     allow_many_descriptors()
     # Have the driver load the digest kernel at the start, not when it is first launched: in a stop
     # there may be no device memory for it, and it must not run beside programs (hazard 47).

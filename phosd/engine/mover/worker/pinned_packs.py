@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from phosd.engine.mover.worker.gpu import Gpu
-from phosd.engine.system import procfs
+from phosd.engine.system import mounts
 from phosd.engine.system.cuda import call
 from phosd.engine.system.touching import THREADS, address_of, touch_all
 from phosd.errors import PhosError
@@ -132,7 +132,7 @@ def pack_file(descriptor: int) -> PackFile:
 def _map(descriptor: int) -> PinnedPack | None:
     """Map a pack; return None if it is not in memory, or is empty."""
     status = os.fstat(descriptor)
-    if status.st_dev not in procfs.memory_devices() or not status.st_size:
+    if status.st_dev not in mounts.memory_devices() or not status.st_size:
         return None
     view = memoryview(mmap.mmap(descriptor, status.st_size))
     return PinnedPack(address_of(view), view, os.dup(descriptor))

@@ -12,7 +12,8 @@ from phosd.engine.chunk_map.chunk_map import ChunkMapView
 from phosd.engine.image.manifest import CHUNK
 from phosd.engine.mover.protocol.wire import Drain, DrainedBlock
 from phosd.engine.mover.worker.copy_out import Chunk
-from phosd.engine.mover.worker.gpu import Gpu, GpuBlock
+from phosd.engine.mover.worker.gpu import Gpu
+from phosd.engine.mover.worker.gpu_block import GpuBlock
 from phosd.errors import Internal
 
 _BLOCK = struct.Struct("<QQII")

@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from phosd.engine.criu.dumps import CpuSide, DriverWork
-from phosd.engine.criu.inherited_devices import InheritedDevices
+from phosd.engine.criu.dump.dumps import CpuSide, DriverWork
+from phosd.engine.criu.dump.inherited_devices import InheritedDevices
 from phosd.engine.faults import Point, point
 from phosd.engine.image.manifest import Block, ChunkRef
 from phosd.engine.image.writer import ImageWriter
@@ -20,6 +20,7 @@ from phosd.engine.operations.checkpoint.standing import Standing
 from phosd.engine.operations.manifest_records import block_records
 from phosd.engine.program import driver_checkpoint
 from phosd.engine.program.group import CheckpointGroup
+from phosd.engine.program.locked import locked
 from phosd.engine.program.process import is_gpu_process
 from phosd.engine.program.tree import scan
 from phosd.errors import Busy
@@ -111,7 +112,7 @@ class Attempt:
         inherited = self._inherited()
         with (
             self._no_newcomers(),
-            driver_checkpoint.locked(group.gpu_pids, reservation) as processes,
+            locked(group.gpu_pids, reservation) as processes,
             self.standing.until_complete(),
         ):
             threads = processes.restore_threads
@@ -125,8 +126,8 @@ class Attempt:
         return block_records(self.cpu.trees, blocks, chunks)
 
     def _inherited(self) -> InheritedDevices | None:
-        """Look at the devices of a running program that will not answer when it stands still. Whom
-        its user had stopped could not be told from those that are stopped for the image.
+        """Look at the devices of a running program that will not answer when it stands still.
+        Processes that its user had stopped look like the ones that are stopped for the image then.
         """
         if not self.options.stands:
             return None
@@ -168,7 +169,8 @@ class Attempt:
         """Raise :class:`Busy` if a process has begun to use a GPU, and was not saved so, and
         :class:`EndedUnasked` if one may have.
 
-        Who has ended since does not tell whether it had only inherited the driver's devices.
+        A process that has ended can no longer be asked whether it had only inherited the driver's
+        devices.
         """
         others = [
             found

@@ -5,10 +5,10 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 
-from phosd.engine.criu import dump as criu_dump
-from phosd.engine.criu import landlock
-from phosd.engine.criu.dump import DumpOptions
-from phosd.engine.criu.dumps import CpuParts
+from phosd.engine.criu.dump import landlock
+from phosd.engine.criu.dump.check import check as preflight_check
+from phosd.engine.criu.dump.dump import DumpOptions
+from phosd.engine.criu.dump.dumps import CpuParts
 from phosd.engine.image.manifest import Block, Manifest
 from phosd.engine.job.progress import Progress
 from phosd.engine.node.node import Node
@@ -25,7 +25,8 @@ from phosd.engine.operations.checkpoint.stop import stop
 from phosd.engine.operations.move_checks import bytes_in_use, claimed, gpus_in_use, require_alone
 from phosd.engine.operations.safe_points import SafePoints
 from phosd.engine.operations.torch_cache import release_cached
-from phosd.engine.program.group import CheckpointGroup, discover_group, explain_death
+from phosd.engine.program.discovery import discover_group
+from phosd.engine.program.group import CheckpointGroup, explain_death
 from phosd.engine.program.tree import ProcessTree
 from phosd.engine.system import procfs
 from phosd.errors import InvalidOption, MisSpeculation, PhosError, Reason, Unsupported
@@ -40,7 +41,9 @@ MODES: dict[str, Callable[[Attempt], tuple[Block, ...]]] = {
 _LADDER = ("concurrent", "recopy", "stop")
 """The order of fallback: after a wrong guess the job goes on in the next of these modes."""
 _REPETITIONS = 3
-"""Of an attempt during which a process ended: data loaders start new workers with each epoch."""
+"""Times that an attempt is repeated because a process ended: data loaders start new workers with
+each epoch.
+"""
 
 
 def checkpoint(node: Node, pid: int, options: CheckpointOptions, progress: Progress) -> Manifest:
@@ -135,12 +138,7 @@ class _Checkpoint:
                 node.criu,
                 writer,
                 staging,
-                DumpOptions(
-                    tcp=self.options.tcp,
-                    checkpointed=frozenset(group.gpu_pids),
-                    held=choice.mode == "driver",
-                    stopping=standing.expect if self.options.stands else None,
-                ),
+                self._dump_options(choice, standing),
                 pages=needs.cpu,
             ) as cpu,
         ):
@@ -180,6 +178,14 @@ class _Checkpoint:
                     error.add_note(f"image {publication.manifest.id} is complete")
                 raise
             return publication.manifest or publication.publish(blocks)
+
+    def _dump_options(self, choice: Choice, standing: Standing) -> DumpOptions:
+        return DumpOptions(
+            tcp=self.options.tcp,
+            checkpointed=frozenset(self.group.gpu_pids),
+            held=choice.mode == "driver",
+            stopping=standing.expect if self.options.stands else None,
+        )
 
     def _complete(
         self, publication: Publication, standing: Standing, blocks: tuple[Block, ...]
@@ -226,7 +232,7 @@ def dumpable(
 
     def check(tree: ProcessTree) -> None:
         claim(tree)
-        criu_dump.check(node.criu, tree, options.tcp)
+        preflight_check(node.criu, tree, options.tcp)
 
     return check
 

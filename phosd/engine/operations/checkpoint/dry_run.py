@@ -3,7 +3,7 @@
 from contextlib import ExitStack
 from functools import partial
 
-from phosd.engine.criu import landlock
+from phosd.engine.criu.dump import landlock
 from phosd.engine.job.checks import Finding, findings
 from phosd.engine.job.progress import Progress
 from phosd.engine.node.node import Node
@@ -15,7 +15,8 @@ from phosd.engine.operations.checkpoint.checkpoint import (
 )
 from phosd.engine.operations.checkpoint.choose_mode import choose
 from phosd.engine.operations.checkpoint.options import CheckpointOptions
-from phosd.engine.program.group import CheckpointGroup, discover_group
+from phosd.engine.program.discovery import discover_group
+from phosd.engine.program.group import CheckpointGroup
 from phosd.errors import PhosError
 
 

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 
-from phosd.engine.criu.preflight import TCP_POLICIES
+from phosd.engine.criu.dump.preflight import TCP_POLICIES
 from phosd.engine.hook_client.gate import DEADLINE, LONGEST_DEADLINE, Deadline
 from phosd.engine.job.experience import NONE, Experience
 from phosd.engine.operations.admission import UNLIMITED, DiskLimits

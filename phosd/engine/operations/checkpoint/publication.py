@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from phosd import __version__
-from phosd.engine.criu.dumps import CpuParts
+from phosd.engine.criu.dump.dumps import CpuParts
 from phosd.engine.faults import Point, point
 from phosd.engine.image.manifest import Block, Gpu, Manifest
 from phosd.engine.image.name import next_number

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from phosd.engine.analysis.cubin import Kernel, Parameter
-from phosd.engine.analysis.disassembly import Instruction
-from phosd.engine.analysis.follow import Followed, follow
+from phosd.engine.analysis.code.cubin import Kernel, Parameter
+from phosd.engine.analysis.code.disassembly import Instruction
+from phosd.engine.analysis.thread.follow import follow
+from phosd.engine.analysis.thread.followed import Followed
 
 BASE = 0x210
 """Where parameters begin in constant bank 0 on Hopper."""

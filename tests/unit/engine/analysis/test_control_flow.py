@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from phosd.engine.analysis.control_flow import Block, Graph, Unknown, build
+from phosd.engine.analysis.thread.control_flow import Block, Graph, Unknown, build
 from tests.unit.engine.analysis.listing import code
 
 INSTRUCTIONS = 14

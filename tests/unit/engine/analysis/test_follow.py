@@ -6,12 +6,13 @@ import struct
 
 import pytest
 
-from phosd.engine.analysis.control_flow import Unknown
-from phosd.engine.analysis.evaluation import Launch
-from phosd.engine.analysis.follow import Followed, follow
-from phosd.engine.analysis.opcodes import Use
+from phosd.engine.analysis.code.opcodes import Use
 from phosd.engine.analysis.provenance import Origin, origin
-from phosd.engine.analysis.ranges import Span, spans
+from phosd.engine.analysis.reference.evaluation import Evaluation, Launch
+from phosd.engine.analysis.reference.ranges import Span, spans
+from phosd.engine.analysis.thread.control_flow import Unknown
+from phosd.engine.analysis.thread.follow import follow
+from phosd.engine.analysis.thread.followed import Followed
 from tests.unit.engine.analysis.listing import PREPARED, code, followed, kernel
 
 POINTER = 0x10000
@@ -549,7 +550,8 @@ def test_a_launch_decides_which_pointer_is_taken(left: str, decided: bool) -> No
     assert came == Origin(frozenset((0,)), frozenset(("loaded",)), False, decided)
     for number in (0, 1):
         fields = struct.pack("<8q", POINTER, number, *[0] * 6)
-        of_one = origin(found, store, Launch(fields, (32, 1, 1), (1, 1, 1)))
+        launch = Launch(fields, (32, 1, 1), (1, 1, 1))
+        of_one = origin(found, store, Evaluation(found, store.facts, launch).places)
         assert bool(of_one.unknown) is not (decided and number)
 
 

@@ -6,14 +6,9 @@ import struct
 
 import pytest
 
-from phosd.engine.analysis.evaluation import Launch
-from phosd.engine.analysis.idempotency import (
-    Extent,
-    Idempotent,
-    Verdict,
-    of_kernel,
-    of_launch,
-)
+from phosd.engine.analysis.idempotency import Idempotent, of_kernel
+from phosd.engine.analysis.reference.evaluation import Launch
+from phosd.engine.analysis.reference.launch_verdict import Extent, Verdict, of_launch
 from phosd.engine.analysis.summary import Summary, of_code
 from tests.unit.engine.analysis.listing import PREPARED, code, kernel
 

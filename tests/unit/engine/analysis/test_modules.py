@@ -8,8 +8,8 @@ from functools import cache
 
 import pytest
 
-from phosd.engine.analysis import cubin
-from phosd.engine.analysis.images import Form, entries
+from phosd.engine.analysis.code import cubin
+from phosd.engine.analysis.code.images import Form, entries
 from phosd.engine.analysis.summary import cubins
 from phosd.errors import Unsupported
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from phosd.engine.analysis import table, table_body
-from phosd.engine.analysis.cubin import Kernel
-from phosd.engine.analysis.opcodes import Use
+from phosd.engine.analysis import table, table_body, table_layout
+from phosd.engine.analysis.code.cubin import Kernel
+from phosd.engine.analysis.code.opcodes import Use
 from phosd.engine.analysis.summary import ANY, Summary, of_code
 from phosd.errors import Unsupported
 from tests.unit.engine.analysis.listing import PREPARED, code, kernel
@@ -81,16 +81,16 @@ def test_what_is_no_table_is_not_merged() -> None:
 
 
 def counts(body: bytes) -> dict[str, int]:
-    return dict(zip(PARTS, table_body.BODY.unpack_from(body), strict=False))
+    return dict(zip(PARTS, table_layout.BODY.unpack_from(body), strict=False))
 
 
 PARTS = ("roles", "inputs", "nodes", "factors", "conditions", "keys", "loops", "accesses")
 
 
 def roles(body: bytes) -> list[tuple[int, int]]:
-    at = table_body.BODY.size
-    end = at + counts(body)["roles"] * table_body.ROLE.size
-    return list(table_body.ROLE.iter_unpack(body[at:end]))
+    at = table_layout.BODY.size
+    end = at + counts(body)["roles"] * table_layout.ROLE.size
+    return list(table_layout.ROLE.iter_unpack(body[at:end]))
 
 
 def test_a_tensor_map_is_no_pointer() -> None:
@@ -98,12 +98,12 @@ def test_a_tensor_map_is_no_pointer() -> None:
     found = of_code(kernel(256), code(f"{PREPARED}{MAP}UTMASTG.2D [UR8],[UR6]\nEXIT"))
     assert found.followed is not None and found.roles == {0x40: Use.WRITTEN}
     body = table_body.encode_body(found.followed, found.accesses, found.roles)
-    assert roles(body) == [(table_body.NONE, 2)]
+    assert roles(body) == [(table_layout.NONE, 2)]
     assert counts(body)["inputs"] == 0
-    at = table_body.BODY.size + table_body.ROLE.size
-    access = table_body.ACCESS.unpack_from(body, at)
-    assert access[0] == table_body.NONE and access[3] == table_body.FROM_ANY_WORD
-    assert roles(table_body.encode_roles(found.accesses, found.roles)) == [(table_body.NONE, 2)]
+    at = table_layout.BODY.size + table_layout.ROLE.size
+    access = table_layout.ACCESS.unpack_from(body, at)
+    assert access[0] == table_layout.NONE and access[3] == table_layout.FROM_ANY_WORD
+    assert roles(table_body.encode_roles(found.accesses, found.roles)) == [(table_layout.NONE, 2)]
 
 
 def test_a_pointer_that_only_moves_ranges_is_not_compared() -> None:
@@ -111,12 +111,12 @@ def test_a_pointer_that_only_moves_ranges_is_not_compared() -> None:
     found = of_code(kernel(), code(PREPARED + text))
     assert found.followed is not None
     body = table_body.encode_body(found.followed, found.accesses, found.roles)
-    assert table_body.BODY.unpack_from(body)[9] == 0
+    assert table_layout.BODY.unpack_from(body)[9] == 0
     text = "ISETP.GT.U32.AND P0,PT,R2,0x10,PT\n@P0 EXIT\n" + text
     found = of_code(kernel(), code(PREPARED + text))
     assert found.followed is not None
     body = table_body.encode_body(found.followed, found.accesses, found.roles)
-    assert table_body.BODY.unpack_from(body)[9] > 0
+    assert table_layout.BODY.unpack_from(body)[9] > 0
 
 
 def test_what_has_no_place_is_read_and_written_anywhere() -> None:
@@ -126,5 +126,7 @@ def test_what_has_no_place_is_read_and_written_anywhere() -> None:
     )
     made = table.encode(HASH, 90, [summary])
     body_at, size = table.KERNEL.unpack_from(made, table.HEADER.size)[5:]
-    assert roles(made[body_at : body_at + size]) == [(table_body.NONE, table_body.USES[Use.BOTH])]
+    assert roles(made[body_at : body_at + size]) == [
+        (table_layout.NONE, table_layout.USES[Use.BOTH])
+    ]
     assert ANY not in summary.roles

@@ -1,0 +1,192 @@
+"""Implement ``phos checkpoint``: save a running program."""
+
+from typing import Any
+
+import click
+
+from phosd.bus import variants
+from phosd.cli import options
+from phosd.cli.client import call
+from phosd.cli.job import CancelledHereError, summary, watch
+from phosd.cli.settings import Settings, command
+from phosd.client.errors import CommandError
+from phosd.units import duration, duration_text
+
+
+def interval(text: str) -> float:
+    """Parse an interval in seconds; ``off`` is 0. Raises :class:`click.BadParameter`."""
+    found = 0.0 if text == "off" else duration(text)
+    if found is None:
+        raise click.BadParameter(
+            f"{text!r} is no interval; write for example 60s, 5min, 2h, or off"
+        )
+    return found
+
+
+@command()
+@click.argument("pid", type=options.PID)
+@click.option(
+    "--mode",
+    type=click.Choice(["auto", "concurrent", "recopy", "stop", "driver"]),
+    default="auto",
+    show_default=True,
+    help="concurrent: a short stop, copied while the program computes on, as it was at the stop; "
+    "recopy: copied before the stop, again and again, as it is at the end; stop: copied while the "
+    "program stands still; driver: by the CUDA driver, slowest, and works for programs that were "
+    "not started with `phos run`.",
+)
+@click.option(
+    "--fallback",
+    type=click.Choice(["auto", "none"]),
+    default="auto",
+    show_default=True,
+    help="When the program wrote where phosd did not expect it: go on in a mode that guesses less, "
+    "or fail. What is saved is right in any case.",
+)
+@click.option(
+    "--parent",
+    type=options.IMAGE,
+    metavar="IMAGE|auto",
+    default="",
+    help="Save only what differs from this image; auto: from the latest of this process.",
+)
+@click.option(
+    "--tcp",
+    type=click.Choice(["refuse", "close"]),
+    default="refuse",
+    show_default=True,
+    help="What becomes of TCP connections that lead out of the process tree: refuse to save the "
+    "program, or close them when it is restored. Those within the tree are saved.",
+)
+@click.option(
+    "--release-cached",
+    is_flag=True,
+    default=None,  # not sent by default: an older phosd does not know it
+    help="Have PyTorch give back the device memory that it keeps and does not use, so that it is "
+    "not saved. The program asks the driver again for what it needs later.",
+)
+@click.option(
+    "--durable",
+    is_flag=True,
+    default=None,
+    help="Wait until the image is on the disk. It is made in memory if it fits there, and until it "
+    "is on the disk, too, it is lost if the machine ends.",
+)
+@click.option(
+    "--end",
+    "then",
+    flag_value="end",
+    help="End the program when its image is complete and on the disk; until then it stands still, "
+    "so that nothing is done twice.",
+)
+@click.option(
+    "--hold",
+    "then",
+    flag_value="hold",
+    help="Let the program stand still, as it is in the image, until `phos continue PID` or Ctrl-C.",
+)
+@click.option(
+    "--in-memory",
+    is_flag=True,
+    default=None,
+    help="With --end: end it when its image is complete in memory. That is sooner, and a machine "
+    "that ends before the image is on the disk loses it.",
+)
+@click.option(
+    "--dry-run",
+    is_flag=True,
+    help="Only say what would stand in the way, and in which mode it would be saved.",
+)
+@options.deadline
+@options.safe_points
+@options.queue
+@click.option(
+    "--every",
+    callback=lambda _, __, text: None if text is None else interval(text),
+    metavar="60s|5min|2h|off",
+    help="Do it again and again until the program ends, each time only what has changed.",
+)
+@click.option(
+    "--keep",
+    type=click.IntRange(1, 1000),
+    help="With --every: how many of these images to keep (default: 5).",
+)
+@click.option(
+    "--rehearse",
+    is_flag=True,
+    default=None,  # not sent by default: an older phosd does not know it
+    help="With --every: rehearse the restore of each of these images, as `phos verify --rehearse` "
+    "does. `phos images` and `phos events` tell what would fail.",
+)
+def checkpoint(settings: Settings, pid: int, dry_run: bool, **given: Any) -> None:
+    """Save process PID and its children as an image, and let it go on, or end it.
+
+    \b
+    Examples:
+      phos checkpoint 4711
+      phos checkpoint 4711 --mode driver
+      phos checkpoint 4711 --dry-run               could it be saved?
+      phos checkpoint 4711 --durable               before a reboot
+      phos checkpoint 4711 --end                   and give its GPUs back
+      phos checkpoint 4711 --parent auto           only what has changed
+      phos checkpoint 4711 --every 60s --keep 5    as insurance, until it ends
+      phos checkpoint 4711 --every off
+      phos checkpoint 4711 --json | jq -r 'select(.state == "done").result'
+
+    Ctrl-C cancels, with --every for good; the program goes on in any case, unless it was ended.
+    """
+    if given["in_memory"] and given["then"] != "end":
+        raise click.UsageError("--in-memory says when a program is ended; give --end, too")
+    if given["keep"] and not given["every"]:
+        raise click.UsageError("--keep is for checkpoints that repeat; give --every, too")
+    if given["rehearse"] and not given["every"]:
+        raise click.UsageError(
+            "--rehearse is for checkpoints that repeat; give --every, too, or use "
+            "`phos verify --rehearse` when the image is there"
+        )
+    wanted = variants({name: value for name, value in given.items() if value is not None})
+    if dry_run:
+        from phosd.cli.dry_run import tell_checks
+
+        tell_checks(settings, "TryCheckpoint", "ua{sv}", pid, wanted)
+        return
+    every = given["every"]
+    if every == 0:
+        _end_schedule(settings, pid)
+        return
+    try:
+        job = watch(settings, "Checkpoint", "ua{sv}", pid, wanted)
+    except CancelledHereError:
+        if every:
+            _end_schedule(settings, pid)
+        raise
+    except CommandError:
+        if every:
+            _say(
+                settings, f"`phos ps` tells whether it is tried again every {duration_text(every)}"
+            )
+        raise
+    if not settings.json:
+        for note in job["Notes"]:
+            settings.note(note)
+        settings.note(f"saved in {summary(job)} (mode {job['Mode']})")
+        if given["then"] == "end":
+            settings.note(f"process {pid} has ended; `phos restore {job['Result']}` continues it")
+        settings.say(job["Result"])
+    if every:
+        _say(
+            settings,
+            f"again every {duration_text(every)}; `phos checkpoint {pid} --every off` ends that",
+        )
+
+
+def _end_schedule(settings: Settings, pid: int) -> None:
+    call(settings, "Checkpoint", "ua{sv}", pid, variants({"every": 0.0}))
+    if settings.json:
+        settings.emit({"pid": pid, "checkpoint_interval": None})
+    _say(settings, f"process {pid} has no periodic checkpoints any more; its images stay")
+
+
+def _say(settings: Settings, text: str) -> None:
+    if not settings.json:
+        settings.note(text)

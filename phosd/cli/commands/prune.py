@@ -1,0 +1,159 @@
+"""Implement ``phos prune``: delete output folders and old images that nothing needs."""
+
+import sys
+from typing import Any
+
+import click
+
+from phosd.bus import variants
+from phosd.cli.client import call
+from phosd.cli.run_command.program import runs_folder
+from phosd.cli.settings import Settings, command
+from phosd.client.errors import CommandError, Exit
+from phosd.client.text import human_bytes
+from phosd.client.times import local_time, time_text
+from phosd.units import duration
+
+_AT_ONCE = 200
+"""Names in a call, of which phosd takes 8 KiB."""
+_LEAST_SECONDS = 60.0
+
+
+def _age(_: click.Context, __: click.Parameter, text: str | None) -> float | None:
+    """Parse an age in seconds. Raises :class:`click.BadParameter`."""
+    found = None if text is None else duration(text)
+    if text is not None and found is None:
+        raise click.BadParameter(f"{text!r} is no age; write for example 12h, 30d or 4w")
+    return found
+
+
+def _age_of_output(
+    context: click.Context, option: click.Parameter, text: str | None
+) -> float | None:
+    """Parse an age: the program of a newer output may not have opened it yet."""
+    found = _age(context, option, text)
+    if found is not None and found < _LEAST_SECONDS:
+        raise click.BadParameter(f"{text!r} is less than a minute; write for example 10m or 1d")
+    return found
+
+
+@command()
+@click.option(
+    "--older",
+    callback=_age_of_output,
+    default="1d",
+    show_default=True,
+    metavar="AGE",
+    help="Only output that was not written to for so long, at least a minute.",
+)
+@click.option(
+    "--images",
+    callback=_age,
+    metavar="AGE",
+    help="Also images that are older than this. The last good one of a process that runs or is "
+    "suspended stays, and so does one that a job works with.",
+)
+@click.option(
+    "--keep",
+    type=click.IntRange(0, 1000),
+    default=1,
+    show_default=True,
+    help="With --images: how many good images of each program stay, the newest ones. A program "
+    "with a name (`phos run --name`) is one, as often as it was restored; of others each restored "
+    "process is another one.",
+)
+@click.option("--dry-run", is_flag=True, help="List what would be deleted, and delete nothing.")
+@click.option("--yes", is_flag=True, help="Delete it without asking.")
+def prune(settings: Settings, dry_run: bool, yes: bool, **given: Any) -> None:
+    """Delete output of `phos run` that nothing needs any more, and with --images old images.
+
+    An output folder is needed as long as a program has it open, running or suspended, or an image
+    would open it in a restore. Only what is yours is deleted, also if you are root. It is listed
+    first.
+
+    \b
+    Examples:
+      phos prune --dry-run
+      phos prune --older 7d
+      phos prune --images 30d --keep 2 --yes
+    """
+    folder = str(runs_folder().absolute())
+    options = variants({name: value for name, value in given.items() if value is not None})
+    (found,) = call(settings, "PlanPruning", "sa{sv}", folder, options)
+    rows = [_row(folder, *thing) for thing in found]
+    settings.rows(
+        rows,
+        {
+            "WHAT": lambda row: row["kind"],
+            "SIZE": lambda row: human_bytes(row["bytes"]),
+            "TIME": lambda row: local_time(row["time"]),
+            "WHY": lambda row: row["why"],
+            "NAME": lambda row: row["name"],
+        },
+        spare=("WHY", "TIME"),
+        empty="there is nothing to delete: no output"
+        + (" and no image" if given["images"] is not None else "")
+        + " that is old enough and that nothing needs",
+    )
+    if dry_run or not rows:
+        return
+    if not yes:
+        _ask(settings, rows)
+    images = [row["name"] for row in rows if row["kind"] == "image"]
+    exit_code = settings.attempt("name", images, lambda image: _delete(settings, image))
+    outputs = [thing[1] for thing in found if thing[0] == "output"]
+    if not _remove(settings, folder, outputs, given["older"]) and exit_code is Exit.DONE:
+        exit_code = Exit.BUSY
+    if exit_code is not Exit.DONE:
+        sys.exit(exit_code)
+
+
+def _row(folder: str, kind: str, name: str, size: int, time: int, why: str) -> dict[str, Any]:
+    path = f"{folder}/{name}" if kind == "output" else name
+    return {"kind": kind, "name": path, "bytes": size, "time": time_text(time), "why": why}
+
+
+def _ask(settings: Settings, rows: list[dict[str, Any]]) -> None:
+    """Ask the user for consent, and abort without it. Raises :class:`CommandError` without a
+    terminal.
+    """
+    if settings.json or not sys.stdin.isatty():
+        raise CommandError(
+            "InvalidOption",
+            "to delete this needs your consent, and there is no terminal to ask at; repeat the "
+            "command with --yes",
+        )
+    size = human_bytes(sum(row["bytes"] for row in rows))
+    click.confirm(f"delete these {len(rows)} for good, {size} at most?", abort=True, err=True)
+
+
+def _delete(settings: Settings, image: str) -> None:
+    call(settings, "DeleteImage", "sa{sv}", image, {})
+    _say(settings, "image", image)
+
+
+def _remove(settings: Settings, folder: str, names: list[str], older: float) -> bool:
+    """Remove output folders, and return whether all are gone. phosd looks again whether they are
+    needed: those of an image that could not be deleted are.
+    """
+    options = variants({"older": older})
+    gone: list[str] = []
+    for begin in range(0, len(names), _AT_ONCE):
+        some = names[begin : begin + _AT_ONCE]
+        (removed,) = call(settings, "RemoveOutputs", "sasa{sv}", folder, some, options)
+        gone += removed
+    for name in names:
+        path = f"{folder}/{name}"
+        if name in gone:
+            _say(settings, "output", path)
+        else:
+            text = f"{path} is needed meanwhile, and stays"
+            settings.tell(CommandError("Busy", text), name=path)
+    return len(gone) == len(names)
+
+
+def _say(settings: Settings, kind: str, name: str) -> None:
+    if settings.json:
+        settings.emit({"kind": kind, "name": name, "deleted": True})
+    else:
+        settings.say(f"{name} is deleted")

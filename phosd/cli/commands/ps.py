@@ -1,0 +1,236 @@
+"""Implement ``phos ps``: list and show GPU processes."""
+
+import shlex
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from phosd.bus import CallError, Variant
+from phosd.cli import options
+from phosd.cli.client import ask, call, if_missing, managed
+from phosd.cli.settings import Settings, command
+from phosd.client.daemon import Managed
+from phosd.client.errors import CommandError, of_bus
+from phosd.client.text import container_text, human_bytes
+from phosd.client.users import of_yours, user_name
+from phosd.units import duration_text
+
+_BLOCK = ("id", "address", "size", "gpu", "flags")
+_NOTHING = ("Busy", "Timeout", "Unsupported")
+"""Errors that explain why a hook does not answer now."""
+_MOST_BLOCKS, _MOST_KERNELS = 20_000, 4_000
+"""Most rows that phosd returns."""
+_KERNEL = ("name", "module", "launches", "suspect")
+
+
+@command()
+@click.argument("pid", type=options.PID, required=False)
+@click.option("--log", is_flag=True, help="Show the log of phosd's hook in process PID.")
+@click.option(
+    "--kernels", "known", is_flag=True, help="Show what is known of what PID's kernels access."
+)
+def ps(settings: Settings, pid: int | None, log: bool, known: bool) -> None:
+    """List the processes that use a GPU, and how each can be saved; or tell all about PID: its
+    device memory, and the kernels that the last checkpoint saw it launch.
+
+    GPU has the numbers of its GPUs (`phos gpus`). HOOK says how it can be saved: hooked (by
+    phosd, quickly), driver (by the CUDA driver alone, slowly), or unsupported, with the reason.
+    EVERY: its periodic checkpoints, and how many images of them are kept. STATE is running,
+    suspended (`phos resume` brings it back), or what a job or another tool does with the process.
+    CONTAINER is shown where there is one: its runtime, pod and name. So is SLURM JOB: the job and
+    its step.
+
+    --log prints what the hook has counted, and then noted, with the seconds at which it did. State
+    is 0 while the program is let through; 1, 2 and 3 while its gate is closing, closed, and its
+    memory parked. Threads are those inside a call that submits work, or held before one; admitted
+    is how many were let in since the gate began to close.
+
+    --kernels shows the kernels that a checkpoint has counted as `phos analyse PID` does, and waits
+    for nothing.
+
+    \b
+    Examples:
+      phos ps
+      phos ps --json | jq 'select(.hook == "hooked").pid'
+      phos ps 4711
+      phos ps 4711 --log
+      phos ps 4711 --kernels
+    """
+    if log and known:
+        raise CommandError("InvalidOption", "--log and --kernels are two lists: give one of them")
+    if pid is not None:
+        (path,) = call(settings, "GetProcess", "u", pid)
+        with if_missing("NoSuchProcess", f"process {pid} has ended; `phos ps` lists what runs"):
+            if log:
+                _show_log(settings, pid, path)
+            elif known:
+                _show_kernels(settings, pid, path)
+            else:
+                _show(settings, path)
+        return
+    if log or known:
+        option = "--log" if log else "--kernels"
+        raise CommandError("InvalidOption", f"{option} shows one process: name its PID, too")
+    _list(settings)
+
+
+def _list(settings: Settings) -> None:
+    """Show all processes, one per line."""
+    found = managed(settings, "ListProcesses")
+    rows = [_row(process, found) for process in found.of("Process1")]
+    settings.rows(
+        sorted(rows, key=lambda row: int(row["pid"])),
+        {
+            "PID": lambda row: str(row["pid"]),
+            **({"NAME": lambda row: row["name"] or ""} if any(r["name"] for r in rows) else {}),
+            "USER": lambda row: row["user_name"],
+            **({"CONTAINER": _container} if any(r["container"] for r in rows) else {}),
+            **({"SLURM JOB": _slurm_step} if any(r["slurm_step"] for r in rows) else {}),
+            "GPU": _gpus,
+            "MEMORY": lambda row: human_bytes(row["device_bytes"]),
+            "HOOK": lambda row: row["hook"],
+            "STATE": lambda row: row["state"],
+            "LAST IMAGE": lambda row: row["last_image"],
+            "EVERY": _every,
+            "COMMAND": lambda row: (shlex.join(row["command"]), _because(row)),
+        },
+        spare=("EVERY", "USER", "LAST IMAGE", "MEMORY"),
+        empty=f"no process{of_yours()} uses a GPU; start a program with `phos run -- COMMAND`",
+    )
+
+
+def _every(row: dict[str, Any]) -> str:
+    if row["checkpoint_interval"] is None:
+        return ""
+    return f"{duration_text(row['checkpoint_interval'])}, last {row['checkpoints_kept']}"
+
+
+def _gpus(row: dict[str, Any]) -> str:
+    return ", ".join(str(gpu["ordinal"]) for gpu in row["gpus"])
+
+
+def _container(row: dict[str, Any]) -> str:
+    return container_text(row["container"] or {})
+
+
+def _slurm_step(row: dict[str, Any]) -> str:
+    return row["slurm_step"] or ""
+
+
+def _because(row: dict[str, Any]) -> str:
+    """Return why a process is not hooked; what to do then is told by ``phos ps PID``."""
+    return f"  ({row['reason'].partition('; ')[0]})" if row["reason"] else ""
+
+
+def _show_log(settings: Settings, pid: int, path: str) -> None:
+    text = ask(settings, path, "Process1", "ReadLog")
+    if settings.json:
+        settings.emit({"pid": pid, "log": text})
+    else:
+        settings.say(text.removesuffix("\n"), lines=True)
+
+
+def _show_kernels(settings: Settings, pid: int, path: str) -> None:
+    from phosd.cli import kernels
+
+    kernels.show(
+        settings,
+        kernels.launched(settings, path),
+        empty=kernels.none_of(pid),
+    )
+
+
+def _show(settings: Settings, path: str) -> None:
+    """Show one process: its facts, one per line, then its blocks and kernels."""
+    found = managed(settings)
+    row = _row(found.at(path, "Process1"), found)
+    row["blocks"], no_blocks = _told(settings, path, "ListBlocks", _BLOCK, _MOST_BLOCKS)
+    row["kernels"], no_kernels = [], ""
+    if not no_blocks:  # a hook that does not answer would let us wait twice
+        row["kernels"], no_kernels = _told(settings, path, "ListKernels", _KERNEL, _MOST_KERNELS)
+    row["all_blocks"] = len(row["blocks"]) < _MOST_BLOCKS
+    row["all_kernels"] = len(row["kernels"]) < _MOST_KERNELS
+    if settings.json:
+        settings.emit(row)
+        return
+    settings.facts(
+        {
+            "process": f"{row['pid']} of {row['user_name']}: {shlex.join(row['command'])}",
+            "gpu": _gpus(row),
+            **({"container": _container(row)} if row["container"] else {}),
+            **({"slurm job": _slurm_step(row)} if row["slurm_step"] else {}),
+            "hook": row["hook"] + (f": {row['reason']}" if row["reason"] else ""),
+            "state": row["state"],
+            "memory": human_bytes(row["device_bytes"]),
+            "last image": row["last_image"],
+            "every": _every(row),
+            "output": ", ".join(row["output"]),
+            "blocks": no_blocks or _cut(row["all_blocks"], f"{_MOST_BLOCKS:,} of the lowest ids"),
+            "kernels": no_kernels
+            or _cut(row["all_kernels"], f"{_MOST_KERNELS:,}, suspects and those launched most"),
+        }
+    )
+    settings.rows(
+        row["blocks"],
+        {
+            "BLOCK": lambda block: str(block["id"]),
+            "ADDRESS": lambda block: f"{block['address']:#x}",
+            "SIZE": lambda block: human_bytes(block["size"]),
+            "GPU": lambda block: "host" if block["gpu"] < 0 else str(block["gpu"]),
+            "IS": lambda block: ", ".join(block["flags"]),
+        },
+    )
+    settings.rows(
+        row["kernels"],
+        {
+            "LAUNCHES": lambda kernel: str(kernel["launches"]),
+            "SUSPECT": lambda kernel: "suspect" if kernel["suspect"] else "",
+            "KERNEL": lambda kernel: kernel["name"],
+        },
+    )
+
+
+def _cut(whole: bool, shown: str) -> str:
+    """Return a remark for a list that reached phosd's limit and so may be incomplete."""
+    return "" if whole else f"only {shown}; there may be more"
+
+
+def _told(
+    settings: Settings, path: str, member: str, fields: Sequence[str], most: int
+) -> tuple[list[dict[str, Any]], str]:
+    """Return the rows of a list of the process, or the reason why there are none."""
+    try:
+        rows = ask(settings, path, "Process1", member, limit=Variant("u", most))
+    except CallError as error:
+        if of_bus(error).code not in _NOTHING:
+            raise
+        return [], error.text
+    return [dict(zip(fields, row, strict=True)) for row in rows], ""
+
+
+def _row(process: dict[str, Any], found: Managed) -> dict[str, Any]:
+    """Convert properties to a row. Fields that we may not read (others' command lines) are
+    empty.
+    """
+    return {
+        "pid": process["Pid"],
+        "start_time": process["StartTime"],
+        "user": process["User"],
+        "user_name": user_name(process["User"]),
+        "gpus": [
+            {"ordinal": gpu["Ordinal"], "uuid": gpu["UUID"]} for gpu in found.gpus_of(process)
+        ],
+        "device_bytes": process["DeviceBytes"],
+        "hook": process["HookState"],
+        "state": process["State"],
+        "last_image": process["LastImage"],
+        "checkpoint_interval": process["CheckpointInterval"] or None,
+        "checkpoints_kept": process["CheckpointsKept"] or None,
+        "command": process.get("CommandLine", []),
+        "reason": process.get("Reason", ""),
+        "output": process.get("Output", []),
+        "name": process.get("Name") or None,
+        "container": process.get("Container") or None,
+        "slurm_step": process.get("SlurmStep") or None,
+    }

@@ -1,0 +1,149 @@
+"""Implement ``phos restore``: run a program again from an image."""
+
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+
+import click
+
+from phosd.bus import variants
+from phosd.cli import options
+from phosd.cli.commands.images import output_of
+from phosd.cli.job import summary, watch
+from phosd.cli.names import resolve
+from phosd.cli.settings import Settings, command
+
+_MOST_CLONES = 1000
+
+
+@command()
+@click.argument("image", type=options.IMAGE)
+@click.option(
+    "--files",
+    type=click.Choice(["keep", "cut"]),
+    default="keep",
+    show_default=True,
+    help="Files that the program only wrote and that grew since: keep refuses the restore, "
+    "cut brings them back to their length and puts the rest beside. Append-only logs are fine "
+    "with both.",
+)
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Where the program's output goes if it was a pipe or a terminal; of several clones, to "
+    "FILE.clone-NAME.",
+)
+@click.option(
+    "--pidns",
+    is_flag=True,
+    help="In a pid namespace of its own, where its pids are free, as is always done with a program "
+    "that was in one.",
+)
+@click.option(
+    "--clone",
+    "clones",
+    type=click.IntRange(1, _MOST_CLONES),
+    is_flag=False,
+    flag_value=1,
+    metavar="[N]",
+    help="Restore N clones (1), each in a pid namespace of its own, while the original runs or "
+    "after it has ended. One after the other; if one fails, the others are made all the same.",
+)
+@click.option(
+    "--clone-files",
+    type=click.Choice(["copy", "share", "refuse"]),
+    help="Files on the disk that the program had open to write to: copy gives each clone a copy, "
+    "FILE.clone-NAME, as it was at the checkpoint; share has it append to the same file, if it "
+    "only appends; refuse makes no clone if there are any.  [default: copy]",
+)
+@click.option(
+    "--gpu",
+    "gpus",
+    multiple=True,
+    type=options.GPU,
+    metavar="GPU|OLD:NEW,...",
+    help="A GPU of this node, by its number or the beginning of its UUID; for a program that used "
+    "several, OLD:NEW for each, OLD being as it was numbered (default: the same GPU, if it is here "
+    "and has room, or another one of the same chip).",
+)
+@click.option(
+    "--dry-run",
+    is_flag=True,
+    help="Only say what would stand in the way of a restore here and now.",
+)
+def restore(
+    settings: Settings,
+    image: str,
+    files: str,
+    output: Path | None,
+    pidns: bool,
+    clones: int | None,
+    clone_files: str | None,
+    gpus: tuple[str, ...],
+    dry_run: bool,
+) -> None:
+    """Run the program of IMAGE again from where it was, under its old pid. IMAGE is an id, the
+    beginning of one, or latest. In a pid namespace it has its old pid for itself, and another one
+    outside.
+
+    \b
+    Examples:
+      phos restore latest
+      phos restore latest --dry-run        could it be restored here and now?
+      phos restore 20261120T153012-3fa9
+      phos restore 20261120T153012-3fa9 --output /tmp/train.log
+      phos restore latest --clone 4        four copies, beside the original
+      phos restore latest --gpu 1          on another GPU of the same chip
+      phos restore latest --gpu 0:2,1:3    what was on GPUs 0 and 1 comes to 2 and 3
+    """
+    if clone_files is not None and clones is None:
+        raise click.UsageError("--clone-files says how to --clone")
+    given: dict[str, str | bool] = {"files": files}
+    if output:
+        given["output"] = str(output.absolute())
+    if pidns:
+        given["pid_namespace"] = True
+    if clone_files is not None:
+        given["clone_files"] = clone_files
+    if gpus:
+        given["gpu"] = ",".join(gpus)
+    image = resolve(settings, image)
+    names = _names(clones) if clones is not None else ()
+    if dry_run:
+        from phosd.cli.dry_run import tell_checks
+
+        if names:
+            given["clone"] = names[0]
+        tell_checks(settings, "TryRestore", "sa{sv}", image, variants(given))
+        return
+    if not names:
+        _restore(settings, image, given, str(output or "") or output_of(settings, image))
+        return
+
+    def clone(name: str) -> None:
+        wanted = given | {"clone": name}
+        if output and len(names) > 1:
+            wanted["output"] = f"{given['output']}.clone-{name}"
+        _restore(settings, image, wanted, str(wanted.get("output", "")))
+
+    settings.each("clone", names, clone)
+
+
+def _names(count: int) -> tuple[str, ...]:
+    """Return names for so many clones, which no others have."""
+    common = secrets.token_hex(3)
+    return tuple(f"{common}-{number}" for number in range(1, count + 1))
+
+
+def _restore(settings: Settings, image: str, wanted: Mapping[str, str | bool], place: str) -> None:
+    job = watch(settings, "Restore", "sa{sv}", image, variants(wanted))
+    if settings.json:
+        return
+    for note in job["Notes"]:
+        settings.note(note)
+    name = f"clone {wanted['clone']}: " if "clone" in wanted else ""
+    runs = "runs" if name else "runs again"
+    settings.note(f"{name}process {job['Result']} {runs}, after {summary(job)}")
+    if place:
+        settings.note(f"its output goes on in {place}")
+    settings.say(job["Result"])

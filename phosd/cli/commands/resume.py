@@ -1,0 +1,38 @@
+"""Implement ``phos resume``: bring a suspended program back to a GPU."""
+
+from typing import Any
+
+import click
+
+from phosd.bus import variants
+from phosd.cli import options
+from phosd.cli.commands.migrate import gpus, tell_notes
+from phosd.cli.job import watch
+from phosd.cli.settings import Settings, command
+
+
+@command()
+@click.argument("pid", type=options.SUSPENDED_PID)
+@click.option(
+    "--gpu",
+    default="",
+    type=options.GPU,
+    metavar="GPU|OLD:NEW,...",
+    help="The GPU to resume on, written as for `phos migrate --to` (default: where it was).",
+)
+@options.queue
+def resume(settings: Settings, pid: int, **given: Any) -> None:
+    """Bring the suspended process PID back, with all that was suspended with it. It goes on where
+    it was stopped.
+
+    \b
+    Examples:
+      phos resume 4711
+      phos resume 4711 --gpu 1            on another GPU of the same chip
+    """
+    wanted = variants({name: value for name, value in given.items() if value})
+    job = watch(settings, "Resume", "ua{sv}", pid, wanted)
+    if not settings.json:
+        tell_notes(settings, job)
+        seconds = (job["Ended"] - job["Started"]) / 1e6
+        settings.say(f"process {pid} runs on {gpus(job['Result'])} again, after {seconds:.1f} s")

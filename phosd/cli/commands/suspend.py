@@ -1,0 +1,44 @@
+"""Implement ``phos suspend``: take a program off its GPUs."""
+
+from typing import Any
+
+import click
+
+from phosd.bus import variants
+from phosd.cli import options
+from phosd.cli.commands.migrate import tell_notes
+from phosd.cli.job import watch
+from phosd.cli.settings import Settings, command
+
+PLACES = {"memory": "in host memory", "disk": "on disk"}
+
+
+@command()
+@click.argument("pid", type=options.PID)
+@options.where
+@options.deadline
+@options.safe_points
+@options.queue
+def suspend(settings: Settings, pid: int, **given: Any) -> None:
+    """Take process PID off its GPUs, with its children and all that share device memory with it.
+    It stands still, and keeps its pid and its host memory.
+
+    \b
+    Examples:
+      phos suspend 4711
+      phos suspend 4711 --where disk      not in host memory
+      phos resume 4711                    and it goes on
+
+    A suspended process survives a restart of phosd, but not a reboot: for that, make an image
+    (`phos checkpoint`).
+    """
+    wanted = variants({name: value for name, value in given.items() if value is not None})
+    job = watch(settings, "Suspend", "ua{sv}", pid, wanted)
+    if not settings.json:
+        tell_notes(settings, job)
+        seconds = (job["Ended"] - job["Started"]) / 1e6
+        place = PLACES.get(job["Result"], job["Result"])
+        settings.say(
+            f"process {pid} is suspended, after {seconds:.1f} s; its device memory is {place}; "
+            f"`phos resume {pid}` brings it back"
+        )

@@ -1,0 +1,101 @@
+"""Programs with a name: one of each runs at a time, and what it was started with is kept."""
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import click
+
+from phosd.cli.run_command.program import runs_folder
+from phosd.client.errors import CommandError
+from phosd.engine.image.name import NAMES, may_be_given
+from phosd.engine.program.name import name_of
+from phosd.engine.system import procfs
+
+COMMAND = "command"
+"""The file of an output folder that has what the program was started with."""
+_MOST_BYTES = 4 << 20
+
+
+def checked_name(
+    _context: click.Context, _parameter: click.Parameter, name: str | None
+) -> str | None:
+    """Return a name that a program may be given. Raises :class:`click.BadParameter`."""
+    if name is not None and not may_be_given(name):
+        raise click.BadParameter(f"{name!r} can be no name: {NAMES}")
+    return name
+
+
+def keep_command(folder: Path, words: Sequence[str]) -> None:
+    """Write what a program is started with to its output folder."""
+    (folder / COMMAND).write_text(json.dumps(words))
+
+
+def kept_command(folder: Path) -> list[str] | None:
+    """Return what the program with this output folder was started with; None if that is not known.
+
+    The file must be the user's own: the program may have had any file as its output.
+    """
+    with suppress(OSError, ValueError):
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        with os.fdopen(os.open(folder / COMMAND, flags), "rb") as file:
+            if os.fstat(file.fileno()).st_uid == os.geteuid():
+                words = json.loads(file.read(_MOST_BYTES))
+                if isinstance(words, list):
+                    return [str(word) for word in words]
+    return None
+
+
+def running(name: str) -> int | None:
+    """Return the first process of the user's program with this name; None if none runs."""
+    named = {pid for pid in procfs.pids() if _is_named(pid, name)}
+    for pid in sorted(named):
+        found = procfs.stat(pid)
+        if found is not None and not found.dead and found.parent not in named:
+            return pid
+    return None
+
+
+def _is_named(pid: int, name: str) -> bool:
+    with suppress(OSError):
+        if (procfs.PROC / str(pid)).stat().st_uid == os.geteuid():
+            return name_of(pid) == name
+    return False
+
+
+@contextmanager
+def only_one(name: str) -> Iterator[None]:
+    """Keep others from starting a program with this name inside the context.
+
+    Raises :class:`CommandError` if somebody does already, or one runs.
+    """
+    folder = runs_folder().parent / "names"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    lock = os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise CommandError(
+                "Busy",
+                f"another `phos run` starts {name}, or waits for it; see `phos ps`, or take "
+                "another name",
+            ) from None
+        if (pid := running(name)) is not None:
+            raise CommandError(
+                "Busy",
+                f"{name} runs already: process {pid}; wait until it has ended (`phos wait {name}`),"
+                " or take another name",
+            )
+        yield
+    finally:
+        os.close(lock)
+
+
+def told(words: Sequence[str]) -> str:
+    """Return words for a message, not too many."""
+    text = " ".join(words)
+    return text if len(text) <= 200 else text[:200] + "..."

@@ -1,0 +1,1 @@
+"""Read machine code: modules, cubins, their disassembly, and the tools that make it."""

@@ -1,0 +1,1 @@
+"""Follow a thread of a kernel, one instruction after the other, to the accesses that it makes."""

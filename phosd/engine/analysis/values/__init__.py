@@ -1,0 +1,1 @@
+"""Represent what registers hold: terms, words of bits, conditions, and their arithmetic."""

@@ -1,0 +1,117 @@
+"""What phosd and its file worker say to each other."""
+
+from enum import StrEnum
+
+import msgspec
+
+from phosd.engine.image.cpu_manifest import MappedFile, MemoryFile, OpenFile
+
+
+class Policy(StrEnum):
+    """The treatment of a file that is only written to and has grown since the checkpoint."""
+
+    KEEP = "keep"
+    CUT = "cut"
+
+
+class Change(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A change of ``path``. ``beside`` holds what was there: a file's tail, or the whole file.
+    ``folder`` marks a folder that was made.
+    """
+
+    path: str
+    beside: str
+    cut_to: int | None = None
+    folder: bool = False
+
+
+class Outputs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The output folders in ``folder`` that were not written to since ``before`` (epoch seconds).
+
+    ``remove`` names those to remove; if empty, they are only listed.
+    """
+
+    folder: str
+    before: float
+    remove: tuple[str, ...] = ()
+
+
+class Output(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An output folder: its name, bytes of its files, and when it was last written to (epoch
+    seconds).
+    """
+
+    name: str
+    size: int
+    written: float
+
+
+class Hashed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A file of which the first ``size`` bytes are to be hashed."""
+
+    path: str
+    size: int
+
+
+class Copied(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A file of which the first ``size`` bytes are to be in a new file ``target``."""
+
+    path: str
+    target: str
+    size: int
+
+
+class Orders(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The orders. ``sources`` are inherited descriptors of the memory files' saved bytes.
+
+    ``mark`` goes into the names of files kept beside. ``undo`` are changes to undo; ``settle`` are
+    changes to keep, so that replaced memory files can be removed (cut tails are kept). ``folders``
+    are those in which the owner is to make files, and ``identified`` files of which to return the
+    inodes. ``needed`` are folders that are made if they are missing. ``copies`` are of open files,
+    which may have grown, and are not cut. ``outputs_made`` are open files that are made anew,
+    empty, if they are missing, with the folders that they are in.
+    """
+
+    uid: int
+    gid: int
+    groups: tuple[int, ...]
+    mark: str
+    apply: bool = False
+    policy: Policy = Policy.KEEP
+    open_files: tuple[OpenFile, ...] = ()
+    memory_files: tuple[MemoryFile, ...] = ()
+    mapped_files: tuple[MappedFile, ...] = ()
+    sources: tuple[int, ...] = ()
+    undo: tuple[Change, ...] = ()
+    settle: tuple[Change, ...] = ()
+    outputs: Outputs | None = None
+    hashed: tuple[Hashed, ...] = ()
+    folders: tuple[str, ...] = ()
+    identified: tuple[str, ...] = ()
+    needed: tuple[str, ...] = ()
+    copies: tuple[Copied, ...] = ()
+    outputs_made: tuple[str, ...] = ()
+
+
+class Inode(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The file that is at a path."""
+
+    path: str
+    device: int
+    number: int
+
+
+class Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The answer. ``problems`` are sentences for the user; if there are any, nothing was changed.
+
+    ``outputs`` are the folders found or removed. ``digests`` are empty for files that
+    cannot be read; ``closed`` are the folders in which the owner cannot make files, and ``inodes``
+    those of the files that exist.
+    """
+
+    problems: tuple[str, ...] = ()
+    changes: tuple[Change, ...] = ()
+    outputs: tuple[Output, ...] = ()
+    digests: tuple[str, ...] = ()
+    closed: tuple[str, ...] = ()
+    inodes: tuple[Inode, ...] = ()

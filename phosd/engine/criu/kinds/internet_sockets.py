@@ -1,0 +1,86 @@
+"""Sockets of other families: those of the internet, and those that CRIU knows nothing of."""
+
+import ipaddress
+import os
+import socket
+import stat
+import struct
+from collections.abc import Iterable, Iterator
+
+from phosd.engine.criu.files import tcp_pairs
+from phosd.engine.criu.images.fields import FileEntry, InetSkEntry
+from phosd.engine.criu.images.saved_files import Message, SavedFiles, number_in
+from phosd.engine.criu.kinds.kind import Choices, FileKind, place
+from phosd.engine.criu.run.tree_resources import TreeResources
+from phosd.engine.image.cpu_manifest import Connection, CpuDetails
+from phosd.engine.system import sockets, tcp
+
+_SAVED = ("TCP", "TCPv6", "UDP", "UDPv6", "UDPLITE", "RAW", "RAWv6", "NETLINK", "PACKET")
+_BOUND = (tcp.State.LISTENING, tcp.State.CLOSED)
+"""States of a TCP socket that CRIU binds; it makes connected ones in other ways, or not at all."""
+
+
+class InternetSockets(FileKind):
+    def refusals(self, tree: TreeResources, choices: Choices) -> Iterator[str]:
+        descriptors = tree.own_descriptors
+        for descriptor in descriptors:
+            if stat.S_ISSOCK(descriptor.file.st_mode):
+                protocol = sockets.protocol(descriptor)
+                if not protocol.startswith("UNIX") and protocol not in _SAVED:
+                    yield (
+                        f"{place(descriptor)} is a socket of a kind that cannot be saved "
+                        f"({protocol})"
+                    )
+        if choices.tcp != "refuse":
+            return
+        refused = tcp_pairs.find(descriptors).refused
+        for descriptor in descriptors:
+            if why := refused.get(descriptor.file.st_ino):
+                yield (
+                    f"descriptor {descriptor.number} of pid {descriptor.pid} is {why} "
+                    "(the option tcp=close has it closed in the restored program)"
+                )
+
+    def taken(self, files: SavedFiles, details: CpuDetails) -> Iterator[str]:
+        here = os.getpid()
+        there = {
+            socket.IPPROTO_TCP: [s for s in tcp.tcp_sockets(here) if s.state != tcp.State.ENDED],
+            socket.IPPROTO_UDP: tcp.udp_sockets(here),
+        }
+        for each in files.of(FileEntry.ISK):
+            protocol = number_in(each, InetSkEntry.PROTO)
+            port = number_in(each, InetSkEntry.SRC_PORT)
+            if protocol == socket.IPPROTO_TCP and number_in(each, InetSkEntry.STATE) not in _BOUND:
+                continue
+            address = _address(each)
+            if port and any(
+                other.here[1] == port and _overlap(other.here[0], address)
+                for other in there.get(protocol, ())
+            ):
+                kind = "TCP" if protocol == socket.IPPROTO_TCP else "UDP"
+                yield f"the {kind} port {port} of {address}"
+        yield from _connected(details.connections)
+
+
+def _connected(connections: Iterable[Connection]) -> Iterator[str]:
+    ends = {
+        tcp.place(str(end.address[0]), int(end.address[1]))
+        for connection in connections
+        for end in connection.ends
+    }
+    if not ends:
+        return
+    living = (s for s in tcp.tcp_sockets(os.getpid()) if s.state != tcp.State.ENDED)
+    for host, port in sorted({each.here for each in living} & ends):
+        yield f"the end {host}:{port} of a TCP connection"
+
+
+def _address(entry: Message) -> str:
+    words = [each for each in entry.get(InetSkEntry.SRC_ADDR, ()) if isinstance(each, int)]
+    packed = struct.pack(f"={len(words)}I", *(word & 0xFFFFFFFF for word in words))
+    family = {4: socket.AF_INET, 16: socket.AF_INET6}.get(len(packed))
+    return tcp.place(socket.inet_ntop(family, packed), 0)[0] if family else "::"
+
+
+def _overlap(one: str, other: str) -> bool:
+    return one == other or any(ipaddress.ip_address(each).is_unspecified for each in (one, other))

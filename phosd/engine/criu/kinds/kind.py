@@ -1,0 +1,58 @@
+"""Define a kind of files: what is refused of it, and how it is changed in CRIU's images."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from phosd.engine.criu.images.image_file import Field
+from phosd.engine.criu.images.saved_files import SavedFiles
+from phosd.engine.criu.kinds.stand_ins import StandIns
+from phosd.engine.criu.run.tree_resources import TreeResources
+from phosd.engine.image.cpu_manifest import CpuDetails
+from phosd.engine.system.procfs import Descriptor
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What was chosen for a dump. ``tcp``: ``refuse`` connections that lead outside, or ``close``
+    them. ``user``: whose CRIU dumps the tree; None is root.
+    """
+
+    tcp: str
+    user: int | None
+
+
+@dataclass(frozen=True)
+class CloneNames:
+    """The names that a clone's files have instead of the original's: ``paths`` of copies, and
+    ``sockets``, which are chosen when they are met.
+    """
+
+    paths: dict[bytes, bytes]
+    sockets: dict[bytes, bytes] = field(default_factory=dict)
+
+
+class FileKind:
+    """A kind of files. A class that inherits from this one overrides what concerns it."""
+
+    def refusals(self, tree: TreeResources, choices: Choices) -> Iterator[str]:
+        """Yield what CRIU cannot save of a tree, in words."""
+        return iter(())
+
+    def taken(self, files: SavedFiles, details: CpuDetails) -> Iterator[str]:
+        """Yield what a saved tree has that only one program at a time can have, and that another
+        one has now, in words.
+        """
+        return iter(())
+
+    def in_clone(self, entry: Field, names: CloneNames) -> Field:
+        """Return a field of a ``file_entry`` as a clone needs it."""
+        return entry
+
+    def in_rehearsal(self, entry: Field, stand_ins: StandIns) -> Field:
+        """Return a field of a ``file_entry`` so that a restore leaves what it names alone."""
+        return entry
+
+
+def place(descriptor: Descriptor) -> str:
+    """Return where a file is open, in words."""
+    return f"descriptor {descriptor.number} of pid {descriptor.pid} ({descriptor.target})"

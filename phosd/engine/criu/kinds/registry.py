@@ -1,0 +1,51 @@
+"""All kinds of files. Another kind is a file beside the others, and a line here."""
+
+from collections.abc import Iterator
+
+from phosd.engine.criu.images.image_file import Field
+from phosd.engine.criu.images.saved_files import SavedFiles
+from phosd.engine.criu.kinds.anonymous import AnonymousFiles
+from phosd.engine.criu.kinds.devices import Devices
+from phosd.engine.criu.kinds.internet_sockets import InternetSockets
+from phosd.engine.criu.kinds.kind import Choices, CloneNames, FileKind
+from phosd.engine.criu.kinds.named_files import NamedFiles
+from phosd.engine.criu.kinds.stand_ins import StandIns
+from phosd.engine.criu.kinds.terminals import Terminals
+from phosd.engine.criu.kinds.unix_sockets import UnixSockets
+from phosd.engine.criu.run.tree_resources import TreeResources
+from phosd.engine.image.cpu_manifest import CpuDetails
+
+KINDS: tuple[FileKind, ...] = (
+    AnonymousFiles(),
+    Devices(),
+    Terminals(),
+    UnixSockets(),
+    InternetSockets(),
+    NamedFiles(),
+)
+
+
+def refusals(tree: TreeResources, choices: Choices) -> Iterator[str]:
+    """Yield what CRIU cannot save of the files of a tree, in words."""
+    return (why for kind in KINDS for why in kind.refusals(tree, choices))
+
+
+def taken(files: SavedFiles, details: CpuDetails) -> Iterator[str]:
+    """Yield what a saved tree needs for itself, and another program has now, in words."""
+    return (what for kind in KINDS for what in kind.taken(files, details))
+
+
+def in_clone(entry: list[Field], names: CloneNames) -> Iterator[Field]:
+    """Yield the fields of a ``file_entry`` as a clone needs them."""
+    for field in entry:
+        for kind in KINDS:
+            field = kind.in_clone(field, names)
+        yield field
+
+
+def in_rehearsal(entry: list[Field], stand_ins: StandIns) -> Iterator[Field]:
+    """Yield the fields of a ``file_entry`` so that a restore leaves what they name alone."""
+    for field in entry:
+        for kind in KINDS:
+            field = kind.in_rehearsal(field, stand_ins)
+        yield field

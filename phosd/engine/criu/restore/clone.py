@@ -1,0 +1,116 @@
+"""Restore a tree as a clone: beside the program that it is a copy of, and beside other clones.
+
+In a pid namespace of its own a clone has its pids, and CRIU makes its memory, pipes and pairs of
+sockets anew. What is left has names that are the same for all. Files on the disk that the program
+writes to are copied as they were at the checkpoint, to names of the clone's own; what only one
+program can have (:mod:`phosd.engine.criu.kinds`) must be free. So nothing of a clone's
+reaches the original through what it had when it was saved.
+
+The names are changed in a private copy of CRIU's ``files.img``. The sockets of the GPU's driver get
+other names there, too.
+"""
+
+import os
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property, partial
+
+from phosd.engine.criu.files.file_worker import Copied, Inode
+from phosd.engine.criu.images.saved_files import SavedFiles
+from phosd.engine.criu.kinds import registry
+from phosd.engine.criu.kinds.kind import CloneNames
+from phosd.engine.criu.kinds.locks import Lock, locked, locks_of
+from phosd.engine.criu.restore.private_copy import private_copy
+from phosd.engine.criu.restore.saved_tree import SavedTree
+from phosd.engine.image.cpu_manifest import OpenFile
+from phosd.errors import Reason, Unsupported
+
+_SHOWN = 5
+
+
+class CloneFiles(StrEnum):
+    """What becomes of files on the disk that the program had open to write to: the clone writes to
+    a copy, or to the same file if it only appends, or there is no clone.
+    """
+
+    COPY = "copy"
+    SHARE = "share"
+    REFUSE = "refuse"
+
+
+@dataclass(frozen=True)
+class Clone:
+    """The clone called ``name`` of ``tree``, which may be one of several."""
+
+    tree: SavedTree
+    name: str
+    files: CloneFiles
+
+    @cached_property
+    def written(self) -> tuple[OpenFile, ...]:
+        """The files that the program writes to, one for each path; memory with a name is none."""
+        in_memory = {file.path for file in self.tree.details.memory_files}
+        found: dict[str, OpenFile] = {}
+        for file in self.tree.details.open_files:
+            reads = file.flags & os.O_ACCMODE == os.O_RDONLY
+            if reads or file.path in in_memory or file.path.startswith("/proc/"):
+                continue
+            if file.path not in found or not file.appended:
+                found[file.path] = file
+        return tuple(found.values())
+
+    @property
+    def copies(self) -> tuple[Copied, ...]:
+        """The files that are copied."""
+        if self.files is not CloneFiles.COPY:
+            return ()
+        return tuple(
+            Copied(file.path, f"{file.path}.clone-{self.name}", file.size) for file in self.written
+        )
+
+    @cached_property
+    def locks(self) -> tuple[Lock, ...]:
+        """The file locks that it needs. A file that is copied is the clone's alone."""
+        copied = {file.path for file in self.copies}
+        locks = locks_of(SavedFiles(self.tree.folder))
+        return tuple(lock for lock in locks if lock.path not in copied)
+
+    def require_possible(self) -> None:
+        """Raise :class:`Unsupported`, naming what the clone cannot have beside others."""
+        shared = self.files is CloneFiles.SHARE
+        together = [file.path for file in self.written if not (shared and file.appended)]
+        if self.files is not CloneFiles.COPY and together:
+            raise Unsupported(
+                f"a clone would write to files of the original's: {_listed(together)}",
+                hint="clone_files=copy gives it copies"
+                + ("; only files that are appended to can be shared" if shared else ""),
+                reason=Reason.TAKEN,
+            )
+        taken = [*registry.taken(SavedFiles(self.tree.folder), self.tree.details)]
+        if taken:
+            raise _taken(taken)
+
+    def require_unlocked(self, inodes: Iterable[Inode]) -> None:
+        """Raise :class:`Unsupported` if others have a lock that it needs. CRIU would wait."""
+        if held := [*locked(self.locks, inodes)]:
+            raise _taken(held)
+
+    def private_copy(self) -> AbstractContextManager[SavedTree]:
+        """Return the context of the tree with CRIU's files as the clone needs them."""
+        paths = {os.fsencode(file.path): os.fsencode(file.target) for file in self.copies}
+        return private_copy(self.tree, partial(registry.in_clone, names=CloneNames(paths)))
+
+
+def _taken(what: list[str]) -> Unsupported:
+    return Unsupported(
+        f"a clone cannot have what another program has now: {_listed(what)}",
+        hint="end that program first, if it is the original or another clone",
+        reason=Reason.TAKEN,
+    )
+
+
+def _listed(what: list[str]) -> str:
+    more = f"; and {len(what) - _SHOWN} more" if len(what) > _SHOWN else ""
+    return "; ".join(what[:_SHOWN]) + more

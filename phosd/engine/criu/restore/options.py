@@ -1,0 +1,37 @@
+"""Options of the restore of one tree."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from phosd.engine.criu.files.file_worker import Policy
+from phosd.engine.criu.restore.clone import Clone
+from phosd.engine.criu.restore.saved_tree import SavedTree
+from phosd.engine.image.cpu_manifest import Cgroups
+
+
+@dataclass(frozen=True)
+class TreeRestoreOptions:
+    """Options for one tree. ``files``: the policy for files that have grown since the checkpoint.
+
+    ``output``: the file for what the program prints, if its output was a pipe, a terminal or a
+    socket (None: it is discarded). ``end``: the file that is to tell how the root process ends.
+    ``deadline`` in seconds. ``pid_namespace``: the tree gets one of its own, also if it was in
+    none. ``image``: which is restored, for the record of that. ``clone``: which is restored in the
+    tree's place, in such a namespace. ``cgroups``: where it goes on, if not where it was.
+    ``rehearsed``: see :func:`~phosd.engine.criu.restore.restore.rehearse_tree`.
+    """
+
+    files: Policy = Policy.KEEP
+    output: Path | None = None
+    end: Path | None = None
+    deadline: float = 600.0
+    pid_namespace: bool = False
+    image: str = ""
+    clone: Clone | None = None
+    cgroups: Cgroups | None = None
+    rehearsed: bool = False
+
+
+def in_own_namespace(tree: SavedTree, options: TreeRestoreOptions) -> bool:
+    """Return whether the tree is restored in a pid namespace of its own."""
+    return tree.record.pid_namespace or options.pid_namespace or options.clone is not None

@@ -1,0 +1,1 @@
+"""Run CRIU: its command line, its processes, its tracers, and what ends it when it hangs."""

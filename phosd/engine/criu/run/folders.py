@@ -1,0 +1,71 @@
+"""The folders that CRIU works in: private to root, and lent to a program's owner for a while."""
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from phosd.engine.criu.run.invocation import Owner
+from phosd.engine.system.removal import remove_trees
+from phosd.errors import Internal
+
+
+def require_private(folder: Path) -> None:
+    """Raise :class:`Internal` unless one of the folders above ``folder`` is open to root alone."""
+    for parent in folder.resolve().parents:
+        status = parent.stat()
+        if status.st_uid == 0 and status.st_mode & 0o077 == 0:
+            return
+    raise Internal(
+        f"{folder} can be reached by every user", hint="its parent must belong to root, mode 0700"
+    )
+
+
+@contextlib.contextmanager
+def working_folder(folder: Path, owner: Owner) -> Iterator[Path]:
+    """Create a folder beside ``folder`` for CRIU's log, which ``owner`` may write to."""
+    work = Path(tempfile.mkdtemp(prefix="criu-", dir=folder.parent))
+    try:
+        os.chown(work, owner.uid, owner.gid)
+        yield work
+    finally:
+        remove_trees([work])
+
+
+@contextlib.contextmanager
+def lent(folder: Path, owner: Owner) -> Iterator[None]:
+    """Give ``folder`` to ``owner`` inside the context, and then to root alone with all files."""
+    require_private(folder)
+    os.chown(folder, owner.uid, owner.gid)
+    try:
+        yield
+    finally:
+        folder.chmod(0o700)
+        for path in (folder, *folder.rglob("*")):
+            os.chown(path, 0, 0, follow_symlinks=False)
+            if path.is_file() and not path.is_symlink():
+                path.chmod(0o600)
+
+
+@contextlib.contextmanager
+def readable(folder: Path, owner: Owner) -> Iterator[None]:
+    """Let the owner's group read the folder's files; CRIU gets the folder as a descriptor."""
+    if owner.is_root:
+        yield
+        return
+    paths = [folder, *folder.rglob("*")]
+    try:
+        for path in paths:
+            os.chown(path, 0, owner.gid, follow_symlinks=False)
+            path.chmod(0o750 if path.is_dir() else 0o640)
+        yield
+    finally:
+        close_to_others(folder)
+
+
+def close_to_others(folder: Path) -> None:
+    """Return an image's folder, which a restore lent to its owner's group, to root alone."""
+    for path in (folder, *folder.rglob("*")):
+        path.chmod(0o700 if path.is_dir() else 0o600)
+        os.chown(path, 0, 0, follow_symlinks=False)

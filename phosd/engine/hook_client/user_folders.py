@@ -1,0 +1,91 @@
+"""Open and make the folder in which the hooks of a user listen; it is theirs alone."""
+
+import contextlib
+import errno
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from phosd.engine.system import mounts, procfs
+from phosd.engine.system.own_folders import TRIES, put_aside, squatted
+from phosd.engine.system.thread_ids import as_owner, as_user
+
+
+@dataclass(frozen=True)
+class Place:
+    """What a process looks for: ``name`` in the folder ``user`` of ``parent``. ``uid``: the user,
+    as we know them. ``status``: of the process, if it is in a container.
+    """
+
+    parent: Path
+    user: int
+    uid: int
+    name: str
+    text: str
+    status: procfs.Status | None = None
+
+    @property
+    def folder(self) -> Path:
+        return self.parent / str(self.user)
+
+    def opened(self) -> int | None:
+        """Open the folder of the user; None if there is none of theirs."""
+        return opened_folder(self.folder, self.uid)
+
+    def made(self) -> int:
+        """Open the folder of the user, which is made if need be. Raises :class:`NotAuthorized` if
+        others have something in its place, and :class:`OSError` where a container lets nobody make
+        one.
+        """
+        # In a user namespace of theirs users mount what they like: nothing is made there that they
+        # could not make, and nothing put aside.
+        theirs = self.status is not None and _has_own_users(self.status.process)
+        for _ in range(TRIES):
+            with contextlib.suppress(FileExistsError):
+                if theirs and self.status:
+                    with as_owner(self.status):
+                        self.folder.mkdir(mode=0o700)
+                else:
+                    parent = self.parent.stat()
+                    with as_user(parent.st_uid, parent.st_gid):
+                        self.folder.mkdir(mode=0o700)
+                    os.chown(self.folder, self.uid, -1, follow_symlinks=False)
+            if (found := self.opened()) is not None:
+                return found
+            if theirs:
+                break
+            try:
+                put_aside(self.folder)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                if error.errno != errno.EBUSY:
+                    raise
+                break  # something is mounted on it
+        raise squatted(self.folder if self.status is None else Path(self.text).parent)
+
+
+def opened_folder(folder: Path, uid: int) -> int | None:
+    """Open the folder of a user; None if there is none of theirs.
+
+    They may have mounted something on it (FUSE), whose server is not asked for anything.
+    """
+    above = found = -1
+    try:
+        above = os.open(folder.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+        found = os.open(folder.name, flags, dir_fd=above)
+        if mounts.mount_of(found) == mounts.mount_of(above) and os.fstat(found).st_uid == uid:
+            found, kept = -1, found
+            return kept
+    except OSError:  # nothing, or nothing of ours: a link, a file
+        pass
+    finally:
+        for each in (above, found):
+            if each >= 0:
+                os.close(each)
+    return None
+
+
+def _has_own_users(pid: int) -> bool:
+    return procfs.namespace(pid, "user") != procfs.namespace(os.getpid(), "user")

@@ -1,0 +1,46 @@
+"""Say how an image is to be restored."""
+
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import msgspec
+
+from phosd.engine.criu.files.file_worker import Policy
+from phosd.engine.criu.restore.clone import CloneFiles
+
+if TYPE_CHECKING:  # mypy cannot evaluate a Literal of computed values
+    Files = str
+    Cloned = str
+else:
+    Files = Literal[tuple(map(str, Policy))]
+    Cloned = Literal[tuple(map(str, CloneFiles))]
+
+CloneName = Annotated[str, msgspec.Meta(pattern=r"\A([A-Za-z0-9][A-Za-z0-9_-]{0,31})?\Z")]
+
+
+class RestoreOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Options of a restore.
+
+    ``files``: what to do with files that the program only wrote to and that grew since: ``keep``
+    them (and refuse unless they are appended to) or ``cut`` them to their old length, with the rest
+    kept in a file beside. ``output``: an append-only file for the program's output, if its standard
+    output was a pipe or a terminal; empty: none. ``end``: a file that tells how the program ended,
+    once it has: a line, ``exit CODE`` or ``signal NUMBER``. The program's user writes both.
+    ``pid_namespace``: the program gets a pid namespace of its own, in which its ids are free, also
+    if it was in none. ``clone``: the name of a clone of the program, which is restored in such a
+    namespace, beside the program and other clones; empty: the program itself is restored.
+    ``clone_files``: a clone writes to a ``copy`` of each file on the disk that the program wrote to
+    (``FILE.clone-NAME``, as the file was at the checkpoint), or may ``share`` those that it only
+    appends to, or there is none if it would write to any (``refuse``).
+    ``gpu``: a GPU of this node, or ``OLD:NEW`` for each of several (``placement.py``); in place of
+    those that are not named, it gets the same, or others like them. ``cgroups_of``: the pid of a
+    process of the image's owner, in whose cgroups the program goes on; 0: in those that it was in.
+    """
+
+    files: Files = "keep"
+    output: str = ""
+    end: str = ""
+    pid_namespace: bool = False
+    clone: CloneName = ""
+    clone_files: Cloned = "copy"
+    gpu: str = ""
+    cgroups_of: Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)] = 0

@@ -1,0 +1,1 @@
+"""Export an image to another machine, and import one, over a stream of the caller."""

@@ -1,0 +1,45 @@
+"""Read which mounts a process sees, and which one an open file is on."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from phosd.engine.system import procfs
+
+
+def mount_of(descriptor: int) -> int:
+    """Return the id of the mount that an open file of ours is on; no file system is asked."""
+    return int(procfs.fields_of(Path(f"/proc/self/fdinfo/{descriptor}"))["mnt_id"])
+
+
+class Mount(NamedTuple):
+    """A mount: its id, the ``st_dev`` of its files, what of the file system is its root, where a
+    process sees it, and the type of the file system.
+    """
+
+    id: int
+    device: int
+    root: str
+    place: str
+    kind: str
+
+
+def mounts(pid: int | Literal["self"]) -> Iterator[Mount]:
+    """Yield every mount that ``pid`` sees, a later one above those before."""
+    for line in filter(None, procfs.lines(procfs.PROC / str(pid) / "mountinfo")):
+        before, _, after = line.partition(" - ")
+        # At blanks only, as :func:`lines`: of these the kernel escapes those in names.
+        number, _, device, root, place = before.split(" ")[:5]
+        major, minor = map(int, device.split(":"))
+        yield Mount(int(number), os.makedev(major, minor), root, place, after.split(" ")[0])
+
+
+def mount_types(pid: int) -> dict[int, str]:
+    """Return the type of the file system of every mount that ``pid`` sees, by the mount's id."""
+    return {mount.id: mount.kind for mount in mounts(pid)}
+
+
+def memory_devices() -> frozenset[int]:
+    """Return the ``st_dev`` of every tmpfs that is mounted here."""
+    return frozenset(mount.device for mount in mounts("self") if mount.kind == "tmpfs")

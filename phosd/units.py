@@ -1,0 +1,52 @@
+"""Read and write durations and sizes with their units, as people write them."""
+
+import re
+
+_SECONDS = {
+    "us": 1e-6,
+    "ms": 1e-3,
+    "s": 1.0,
+    "m": 60.0,
+    "min": 60.0,
+    "h": 3600.0,
+    "d": 86_400.0,
+    "w": 604_800.0,
+}
+_NUMBER = r"[0-9]+(?:\.[0-9]+)?"
+_PART = re.compile(rf"({_NUMBER})({'|'.join(sorted(_SECONDS, key=len, reverse=True))})")
+_DURATION = re.compile(rf"\s*(?:{_PART.pattern}\s*)+")
+_BYTES = {
+    "": 1,
+    **{unit: 1000**power for power, unit in enumerate("KMGT", 1)},
+    **{f"{unit}i": 1024**power for power, unit in enumerate("KMGT", 1)},
+}
+_SIZE = re.compile(rf"\s*({_NUMBER})\s*([KMGT]i?)?B?\s*")
+
+
+def duration(text: str) -> float | None:
+    """Return the seconds of ``90``, ``90s``, ``5m``, ``5min``, ``1h30min`` or ``1min 30s``; None
+    for other text. The units are ``us ms s m min h d w``.
+    """
+    if re.fullmatch(_NUMBER, text):
+        return float(text)
+    if not _DURATION.fullmatch(text):
+        return None
+    return sum(float(number) * _SECONDS[unit] for number, unit in _PART.findall(text))
+
+
+def duration_text(seconds: float) -> str:
+    """Format a duration, to be read by :func:`duration` without the space: ``90 s``, ``10 min``,
+    ``1 d``.
+    """
+    for unit in ("w", "d", "h", "min"):
+        if seconds >= _SECONDS[unit] and seconds % _SECONDS[unit] == 0:
+            return f"{seconds / _SECONDS[unit]:g} {unit}"
+    return f"{seconds:g} s"
+
+
+def size(text: str) -> int | None:
+    """Return the bytes of ``16 GiB``, ``500M`` or ``4096``; None for other text. ``G`` is 10^9,
+    ``Gi`` is 2^30; ``B`` may follow.
+    """
+    found = _SIZE.fullmatch(text)
+    return int(float(found[1]) * _BYTES[found[2] or ""]) if found else None
