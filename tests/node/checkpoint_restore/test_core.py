@@ -17,15 +17,23 @@ from tests.node.checkpoint_restore.cycle import (
 from tests.support import harness
 
 pytestmark = pytest.mark.always
-PROGRAMS = ("single", "threads", "features", "churn", "workers", "two_devices", "peers")
+ON_TWO_GPUS = ("two_devices", "peers")
+PROGRAMS = ("single", "threads", "features", "churn", "workers", *ON_TWO_GPUS)
 
 
 @pytest.mark.rotated(of=2)
 @pytest.mark.parametrize("mode", ["stop", "driver"])
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_values_are_equal_after_kill_and_restore(
-    program: str, mode: str, node: Node, start: Starter, undisturbed: Undisturbed
+    program: str,
+    mode: str,
+    node: Node,
+    start: Starter,
+    undisturbed: Undisturbed,
+    request: pytest.FixtureRequest,
 ) -> None:
+    if program in ON_TWO_GPUS:
+        request.getfixturevalue("two_gpus")
     target = start(program)
     manifest = run_cycle(node, target, mode, undisturbed)
     assert manifest.mode == mode

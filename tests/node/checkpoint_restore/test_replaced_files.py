@@ -47,14 +47,18 @@ def own(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.fixture
-def target(start: Starter, own: Path) -> Target:
-    """The program, which runs from these files."""
+def start_from(own: Path, start: Starter, program: str = PROGRAM) -> Target:
+    """Start the program, which runs from these files."""
     return start(
         "single",
-        interpreter=[own / FILES["executable"], "-c", PROGRAM, own / FILES["library"]],
+        interpreter=[own / FILES["executable"], "-c", program, own / FILES["library"]],
         extra={"LD_PRELOAD": str(own / FILES["hook"])},
     )
+
+
+@pytest.fixture
+def target(start: Starter, own: Path) -> Target:
+    return start_from(own, start)
 
 
 @pytest.mark.rotated(of=6)
@@ -90,6 +94,24 @@ def test_it_goes_on(
     except PhosError as error:
         print(f"not restored: {error}")
         wait_until(lambda: not alive(target.pid), "the end of what was restored in part")
+
+
+def test_a_program_with_much_memory(
+    own: Path, node: Node, start: Starter, undisturbed: Undisturbed
+) -> None:
+    """Its processes are found, to get their memory from many threads, though CRIU has to give the
+    executable that was replaced another name.
+    """
+    target = start_from(own, start, f"memory = bytearray(b'x') * (192 << 20)\n{PROGRAM}")
+    target.wait_for_steps(3)
+    (own / "another").write_bytes(os.urandom(1000))
+    (own / "another").rename(own / FILES["executable"])
+    image = checkpoint(node, target.pid, CheckpointOptions(mode="stop"), Progress()).id
+    target.more_steps(AFTER)
+    target.kill()
+    bring_back(node, target, image)
+    assert "cr_link" in str(Path(f"/proc/{target.pid}/exe").readlink())
+    computed_right(target, undisturbed)
 
 
 def test_as_it_is(own: Path, node: Node, target: Target, undisturbed: Undisturbed) -> None:

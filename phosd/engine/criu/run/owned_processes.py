@@ -22,6 +22,8 @@ ENDING_PATIENCE = 10.0
 
 _RESTORE_MARK = "PHOS_RESTORE"
 _DUMP_MARK = "PHOS_DUMP"
+_DELETED = " (deleted)"
+_FAKE_LINK = ".cr_link"
 _NOT_A_PROCESS = (errno.ESRCH, errno.EINVAL, errno.ENOENT)
 """Errors of ``pidfd_open(2)`` for a free id or one of a mere thread, by kernel version."""
 
@@ -124,7 +126,7 @@ def is_made(process: Process, user: int, since: int) -> bool:
         return False
     with contextlib.suppress(OSError):  # the process has ended
         executable = _executable(process.pid)
-        known = str(executable) == process.executable or (
+        known = _is_as_saved(executable, process.executable) or (
             # A CRIU that dumps belongs to another job; killing it could kill its program.
             _is_named_criu(executable) and "dump" not in procfs.command_line(process.pid)
         )
@@ -179,6 +181,14 @@ def _wait(held: int, give_up: float) -> None:
 
 def _executable(pid: int) -> Path:
     return (procfs.PROC / str(pid) / "exe").readlink()
+
+
+def _is_as_saved(executable: Path, saved: str) -> bool:
+    """Return whether a restored process runs the file that it had. CRIU brings back a deleted file
+    under another name if a new file has its name (``open_path`` in CRIU's files-reg.c).
+    """
+    name = saved.removesuffix(_DELETED)
+    return str(executable) in (saved, f"{name}{_FAKE_LINK}{_DELETED}")
 
 
 def _is_named_criu(executable: Path) -> bool:
