@@ -101,6 +101,7 @@ lint: .venv/.ready
 	@$(STEP) "lint-imports" $(LOGS)/imports.log .venv/bin/lint-imports --no-logo
 	@$(STEP) "vocabulary" $(LOGS)/vocabulary.log $(PY) -m tests.support.vocabulary
 	@$(STEP) "lengths" $(LOGS)/lengths.log $(PY) -m tests.support.lengths
+	@$(STEP) "made pages" $(LOGS)/pages.log $(PY) packaging/make_pages.py --check
 	@$(STEP) "clang-format" $(LOGS)/clang-format.log \
 	    .venv/bin/clang-format --dry-run --Werror $(SOURCES)
 

@@ -1,8 +1,6 @@
 """Write the reference of the Python API into docs/reference/python.md, from the docstrings and the
 signatures of what phosd.client, phosd.engine and phosd.errors export.
 
-    python packaging/make_api.py
-
 It reads the sources and imports nothing, so that every Python writes the same page.
 """
 
@@ -14,7 +12,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs/reference/python.md"
-BEGIN, END = "<!-- API: python packaging/make_api.py -->", "<!-- end of API -->"
+BEGIN, END = "<!-- API: python packaging/make_pages.py -->", "<!-- end of API -->"
 PACKAGES = ("phosd.client", "phosd.engine", "phosd.errors")
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -132,7 +130,28 @@ def _fields(node: ast.ClassDef) -> Iterator[tuple[str, str]]:
         else:
             continue
         if isinstance(target, ast.Name) and not target.id.startswith("_"):
-            yield ast.unparse(each), _text_of(after)
+            yield _stated(each) or (ast.unparse(each), _text_of(after))
+
+
+def _stated(field: ast.AnnAssign | ast.Assign) -> tuple[str, str] | None:
+    """Return a field of phosd.interface with what is said of it: a property of a record, or an
+    option of a ``TypedDict``. None for another field.
+    """
+    if not isinstance(field, ast.AnnAssign) or not isinstance(field.target, ast.Name):
+        return None
+    match field:
+        case ast.AnnAssign(value=ast.Call(func=ast.Name("prop"), args=[_, _, said])):
+            kind = ast.unparse(field.annotation)
+        case ast.AnnAssign(
+            annotation=ast.Subscript(
+                value=ast.Name("Annotated"),
+                slice=ast.Tuple(elts=[typed, ast.Call(args=[said, *_])]),
+            )
+        ):
+            kind = ast.unparse(typed)
+        case _:
+            return None
+    return f"{field.target.id}: {kind}", str(ast.literal_eval(said))
 
 
 def _text_of(node: ast.stmt | None) -> str:
@@ -216,5 +235,6 @@ def page(text: str) -> str:
     return f"{before}{begin}\n\n{reference()}\n{end}{after}"
 
 
-if __name__ == "__main__":
-    PAGE.write_text(page(PAGE.read_text()))
+def files() -> dict[Path, str]:
+    """Return what :mod:`make_pages` writes."""
+    return {PAGE: page(PAGE.read_text())}

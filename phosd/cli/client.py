@@ -7,21 +7,31 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, closing, contextmanager
 from typing import Any
 
-from phosd.bus import ROOT, CallError, Variant
+from phosd.bus import ROOT, CallError
 from phosd.cli.settings import Settings
-from phosd.client.daemon import JOB, MANAGER, Daemon, Managed, Properties
+from phosd.client.daemon import Daemon, Managed, Properties
 from phosd.client.errors import CommandError
+from phosd.interface.manager import MANAGER
+from phosd.interface.methods import JOB
+from phosd.interface.model import Interface
 
 _PEEK_SECONDS = 2.0
 """Seconds that a completion waits for phosd."""
 
 
-def call(settings: Settings, member: str, signature: str = "", *args: Any) -> list[Any]:
-    """Call a method of Manager1 and return the reply. Raises :class:`CallError`."""
+def call(settings: Settings, member: str, /, *args: Any, **options: Any) -> Any:
+    """Call a method of the manager and return the value of its reply. Raises :class:`CallError`."""
+    return ask(settings, ROOT, MANAGER, member, *args, **options)
 
-    async def run() -> list[Any]:
+
+def ask(
+    settings: Settings, path: str, stated: Interface, member: str, /, *args: Any, **options: Any
+) -> Any:
+    """Call a method of an object and return the value of its reply. Raises :class:`CallError`."""
+
+    async def run() -> Any:
         async with _daemon(settings) as daemon:
-            return await daemon.ask(member, signature, *args)
+            return await daemon.ask(path, stated, member, *args, **options)
 
     return asyncio.run(run())
 
@@ -34,40 +44,17 @@ def peek(settings: Settings, member: str) -> list[Any]:
     async def run() -> list[Any]:
         async with _daemon(settings) as daemon:
             await daemon.owner()
-            (found,) = await daemon.connection.call(ROOT, MANAGER, member, patience=_PEEK_SECONDS)
+            (found,) = await daemon.connection.call(
+                ROOT, MANAGER.name, member, patience=_PEEK_SECONDS
+            )
         return list(found)
-
-    return asyncio.run(run())
-
-
-def ask(settings: Settings, path: str, interface: str, member: str, **options: Variant) -> Any:
-    """Call an object's method that takes only options, and return its value. Raises
-    :class:`CallError`.
-    """
-    (found,) = call_object(settings, path, interface, member, "a{sv}", options)
-    return found
-
-
-def call_object(
-    settings: Settings, path: str, interface: str, member: str, signature: str, *args: Any
-) -> list[Any]:
-    """Call an object's method and return the reply. Raises :class:`CallError`."""
-
-    async def run() -> list[Any]:
-        async with _daemon(settings) as daemon:
-            return await daemon.call(path, f"org.phos.{interface}", member, signature, *args)
 
     return asyncio.run(run())
 
 
 def cancel(settings: Settings, path: str) -> None:
     """Cancel a job. Raises :class:`CallError`."""
-
-    async def run() -> None:
-        async with _daemon(settings) as daemon:
-            await daemon.call(path, JOB, "Cancel", "a{sv}", {})
-
-    asyncio.run(run())
+    ask(settings, path, JOB, "Cancel")
 
 
 @contextmanager
@@ -83,11 +70,11 @@ def if_missing(code: str, text: str) -> Iterator[None]:
         raise
 
 
-def objects(settings: Settings, interface: str, *refresh: str) -> list[Properties]:
+def objects(settings: Settings, stated: Interface, *refresh: str) -> list[Properties]:
     """Return the properties of all objects with this interface, refreshed by the methods
     ``refresh``. Raises :class:`CallError`.
     """
-    return managed(settings, *refresh).of(interface)
+    return managed(settings, *refresh).of(stated)
 
 
 def managed(settings: Settings, *refresh: str) -> Managed:
@@ -102,12 +89,12 @@ def managed(settings: Settings, *refresh: str) -> Managed:
     return asyncio.run(run())
 
 
-def properties(settings: Settings, path: str, interface: str) -> Properties:
+def properties(settings: Settings, path: str, stated: Interface) -> Properties:
     """Return the properties of one object. Raises :class:`CallError`."""
 
     async def run() -> Properties:
         async with _daemon(settings) as daemon:
-            return await daemon.properties(path, interface)
+            return await daemon.properties(path, stated.name)
 
     return asyncio.run(run())
 
@@ -117,8 +104,9 @@ def run_job(
     tell: Callable[[Properties], None],
     say: Callable[[str], None],
     member: str,
-    signature: str,
+    /,
     *args: Any,
+    **options: Any,
 ) -> tuple[Properties, bool]:
     """Start a job and watch it until it ends. Returns its final properties, and whether Ctrl-C was
     pressed.
@@ -127,7 +115,7 @@ def run_job(
     second Ctrl-C exits and leaves the job running. Raises :class:`CallError`, or
     :class:`CommandError` when phosd goes away.
     """
-    return asyncio.run(_run_job(settings, tell, say, member, signature, *args))
+    return asyncio.run(_run_job(settings, tell, say, member, *args, **options))
 
 
 async def _run_job(
@@ -135,13 +123,14 @@ async def _run_job(
     tell: Callable[[Properties], None],
     say: Callable[[str], None],
     member: str,
-    signature: str,
+    /,
     *args: Any,
+    **options: Any,
 ) -> tuple[Properties, bool]:
     job: Properties = {}
     async with _daemon(settings) as daemon:
         with _cancelled_by_ctrl_c(daemon, say) as ctrl_c:
-            (path,) = await daemon.ask(member, signature, *args)
+            path = await daemon.ask(ROOT, MANAGER, member, *args, **options)
             ctrl_c.job.set_result(path)
             async for job in daemon.follow(path):
                 tell(job)
@@ -190,6 +179,6 @@ class _cancelled_by_ctrl_c:  # noqa: N801 - a context manager, used like a funct
 
     async def _cancel(self) -> None:
         try:
-            await self._daemon.call(await self.job, JOB, "Cancel", "a{sv}", {})
+            await self._daemon.ask(await self.job, JOB, "Cancel")
         except CallError as error:
             self._say(error.text)

@@ -9,11 +9,11 @@ from phosd.client.checks import Check
 from phosd.client.errors import CommandError
 
 
-def tell_checks(settings: Settings, member: str, signature: str, *args: Any) -> None:
+def tell_checks(settings: Settings, member: str, /, *args: Any, **options: Any) -> None:
     """Call TryCheckpoint or TryRestore, and show its rows. Exits with the code of the first error,
     if there is one.
     """
-    (rows,) = call(settings, member, signature, *args)
+    rows = call(settings, member, *args, **options)
     checks = [Check.of(*row) for row in rows]
     settings.rows(
         [

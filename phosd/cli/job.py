@@ -17,13 +17,13 @@ _BESIDE = ("checkpoint", "migrate")
 """Operations during most of which the program keeps running."""
 
 
-def watch(settings: Settings, member: str, signature: str, *args: Any) -> Properties:
+def watch(settings: Settings, member: str, /, *args: Any, **options: Any) -> Properties:
     """Run a job to its end, show its progress, and return its final properties.
 
     Raises :class:`CommandError` with the job's own error when it fails.
     """
     with _Display(settings) as display:
-        job, ctrl_c = run_job(settings, display.tell, display.say, member, signature, *args)
+        job, ctrl_c = run_job(settings, display.tell, display.say, member, *args, **options)
     if job["State"] != "done":
         cancelled = ctrl_c and job["State"] == "cancelled"
         failure = CancelledHereError if cancelled else CommandError

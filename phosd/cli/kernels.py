@@ -4,9 +4,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from phosd.bus import Variant
 from phosd.cli.client import ask
 from phosd.cli.settings import Settings
+from phosd.interface.methods import PROCESS
 
 MOST = 2_000
 """Most kernels that are shown: with long names, as templates have, an answer of phosd's may hold no
@@ -27,7 +27,7 @@ Row = Mapping[str, Any]
 
 def launched(settings: Settings, path: str) -> list[dict[str, Any]]:
     """Return the kernels that the process at this path has launched, most first."""
-    found = ask(settings, path, "Process1", "DescribeKernels", limit=Variant("u", MOST))
+    found = ask(settings, path, PROCESS, "DescribeKernels", limit=MOST)
     return [
         {
             "kernel": one["Name"],

@@ -21,6 +21,7 @@ from phosd.client.errors import CommandError
 from phosd.client.text import human_bytes, plain
 from phosd.engine.image.name import valid_name
 from phosd.engine.program.name import names_of_user
+from phosd.interface.methods import IMAGE
 
 LATEST = "latest"
 """Names the newest image that the caller may see."""
@@ -185,7 +186,7 @@ def resolve(settings: Settings, text: str) -> str:
     """
     if _WHOLE_ID.fullmatch(text):
         return text
-    (found,) = call(settings, "ListImages")
+    found = call(settings, "ListImages")
     ids = sorted(str(row[0]) for row in found)  # by time
     if text in ids:
         return text
@@ -215,9 +216,7 @@ def _image_of(settings: Settings, name: str, number: str) -> str:
 
     Programs of several users may have the same name: yours come first, also for root.
     """
-    images = [
-        each for each in objects(settings, "Image1", "ListImages") if each.get("Name") == name
-    ]
+    images = [each for each in objects(settings, IMAGE, "ListImages") if each.get("Name") == name]
     owners = {each["Owner"] for each in images}
     if os.geteuid() in owners:
         owners = {os.geteuid()}

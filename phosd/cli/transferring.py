@@ -9,7 +9,6 @@ from typing import Any
 
 import click
 
-from phosd.bus import Variant
 from phosd.cli.job import watch
 from phosd.cli.settings import Settings
 from phosd.client.daemon import Properties
@@ -54,15 +53,15 @@ def import_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-def wanted(anyway: bool, owner: str | None, trust: bool) -> dict[str, Variant]:
+def wanted(anyway: bool, owner: str | None, trust: bool) -> dict[str, bool | int]:
     """Return the options for phosd. Raises :class:`CommandError` for an unknown user."""
-    given: dict[str, Variant] = {}
+    given: dict[str, bool | int] = {}
     if anyway:
-        given["anyway"] = Variant("b", True)
+        given["anyway"] = True
     if trust:
-        given["trust"] = Variant("b", True)
+        given["trust"] = True
     if owner is not None:
-        given["owner"] = Variant("u", _uid(owner))
+        given["owner"] = _uid(owner)
     return given
 
 
@@ -78,16 +77,20 @@ def _uid(owner: str) -> int:
 
 
 def run(
-    settings: Settings, what: str, work: Callable[[Link], Sent], member: str, *args: Any
+    settings: Settings,
+    what: str,
+    work: Callable[[Link], Sent],
+    member: str,
+    /,
+    *args: Any,
+    **options: Any,
 ) -> tuple[Properties, Sent]:
-    """Run a job that calls ``member`` with ``args``, the name of a socket and options, the last of
-    ``args``, while ``work`` has the bytes. ``what`` names where they come from or go to.
+    """Run a job that calls ``member`` with ``args``, the name of a socket and options, while
+    ``work`` has the bytes. ``what`` names where they come from or go to.
     """
-    *before, given = args
-    signature = "s" * (len(before) + 1) + "a{sv}"
     with Transfer(work) as transfer:
         try:
-            job = watch(settings, member, signature, *before, transfer.name, given)
+            job = watch(settings, member, *args, transfer.name, **options)
         except CommandError as error:
             if transfer.failure is not None:
                 raise as_error(transfer.failure, what) from error
@@ -100,12 +103,12 @@ def run(
             raise as_error(error, what) from error
 
 
-def dry_run(settings: Settings, head: Head, given: dict[str, Variant]) -> None:
+def dry_run(settings: Settings, head: Head, given: dict[str, bool | int]) -> None:
     """Show what would stand in the way of an import."""
     from phosd.cli.dry_run import tell_checks
 
     with Transfer(lambda link: send_head(link, head)) as transfer:
-        tell_checks(settings, "TryImport", "sa{sv}", transfer.name, given)
+        tell_checks(settings, "TryImport", transfer.name, **given)
 
 
 def tell(settings: Settings, image: str, sent: Sent) -> None:

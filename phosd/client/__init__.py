@@ -34,12 +34,14 @@ if TYPE_CHECKING:
     )
     from phosd.client.past import Event
     from phosd.client.records import Gpu, Image, Job, Manager, Phase, Process, Record
-    from phosd.client.sync_client import Client, JobHandle
+    from phosd.client.sync_client import Client
+    from phosd.client.sync_job import JobHandle
 else:
     __getattr__ = lazily(
         __name__,
         {
-            "sync_client": ("Client", "JobHandle"),
+            "sync_client": ("Client",),
+            "sync_job": ("JobHandle",),
             "async_client": ("AsyncClient", "Change"),
             "checks": ("Check",),
             "records": ("Gpu", "Image", "Job", "Manager", "Phase", "Process", "Record"),

@@ -4,7 +4,8 @@ import asyncio
 import os
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
-from typing import Literal, Self, TypeVar, Unpack
+from functools import partial
+from typing import Any, Literal, Self, TypeVar, Unpack
 
 from phosd.bus import ROOT
 from phosd.client.checks import Check
@@ -24,9 +25,13 @@ from phosd.client.options import (
 )
 from phosd.client.past import Event, event, past_job
 from phosd.client.records import Gpu, Image, Job, Manager, Process, Record, record_of
-from phosd.client.typed_calls import TypedCalls, in_microseconds, interface_of, plain, typed_errors
+from phosd.client.rows import read_pages
+from phosd.client.typed_calls import in_microseconds, interface_of, typed_errors
 from phosd.client.users import user_name
 from phosd.errors import Internal, InvalidOption, NoDaemon, PhosError
+from phosd.interface.manager import MANAGER
+from phosd.interface.methods import IMAGE, PROCESS
+from phosd.interface.model import Interface
 
 _BATCH_SECONDS = 0.1
 """Seconds for which changes are collected before their objects are read."""
@@ -61,7 +66,6 @@ class AsyncClient:
     def __init__(self, daemon: Daemon, bus: str) -> None:
         self._daemon = daemon
         self._bus = bus
-        self._calls = TypedCalls(daemon, bus)
 
     @classmethod
     async def connect(cls, bus: str | None = None, *, interactive: bool = False) -> Self:
@@ -99,7 +103,7 @@ class AsyncClient:
         """Return one process. Raises :class:`~phosd.errors.NoSuchProcess`, or
         :class:`~phosd.errors.NotAuthorized` if it is another user's.
         """
-        return await self._one(Process, await self._calls.get_process(pid))
+        return await self._one(Process, await self._ask("GetProcess", pid))
 
     async def images(self) -> list[Image]:
         """Return the images that you may see, oldest first."""
@@ -109,7 +113,7 @@ class AsyncClient:
         """Return one image. Raises :class:`~phosd.errors.NoSuchImage`, or
         :class:`~phosd.errors.NotAuthorized` if it is another user's.
         """
-        return await self._one(Image, await self._calls.get_image(image))
+        return await self._one(Image, await self._ask("GetImage", image))
 
     async def jobs(self) -> list[Job]:
         """Return your jobs that run, wait, or ended lately, by number."""
@@ -119,7 +123,7 @@ class AsyncClient:
         """Return one job. Raises :class:`~phosd.errors.NoSuchJob`, or
         :class:`~phosd.errors.NotAuthorized` if it is another user's.
         """
-        return await self._one(Job, await self._calls.get_job(number))
+        return await self._one(Job, await self._ask("GetJob", number))
 
     async def gpus(self) -> list[Gpu]:
         """Return the GPUs, by ordinal."""
@@ -127,24 +131,29 @@ class AsyncClient:
 
     async def history(self, limit: int = 50, **options: Unpack[HistoryOptions]) -> list[Job]:
         """Return at most ``limit`` past jobs, newest first; options: :class:`HistoryOptions`."""
-        rows = await self._calls.history(limit, **in_microseconds(options))
+        listed = partial(self._ask, "ListHistory")
+        rows = await read_pages(listed, limit, **in_microseconds(options))
         return [past_job(row) for row in rows]
 
     async def events(self, **options: Unpack[EventOptions]) -> list[Event]:
         """Return what happened, newest first; options: :class:`EventOptions`."""
-        return [event(row) for row in await self._calls.events(**in_microseconds(options))]
+        rows = await self._ask("ListEvents", **in_microseconds(options))
+        return [event(row) for row in rows]
 
     async def kernels(self, pid: int, limit: int = 500) -> list[Kernel]:
         """Return at most ``limit`` kernels that a process has launched, those launched most first,
         with what is known of each.
         """
-        return [kernel(row) for row in await self._calls.kernels(pid, limit=limit)]
+        path = await self._ask("GetProcess", pid)
+        rows = await self._call(path, PROCESS, "DescribeKernels", limit=limit)
+        return [kernel(row) for row in rows]
 
     async def analyse_kernels(self, pid: int, count: int = 0) -> int:
-        """Have the kernels of a process analysed before others, and what it launches counted for so
-        many seconds; return how many are still to be analysed.
+        """Analyse the kernels of a process before others, and count what it launches for so many
+        seconds; return how many are still to be analysed.
         """
-        return await self._calls.analyse_kernels(pid, count=count)
+        path = await self._ask("GetProcess", pid)
+        return int(await self._call(path, PROCESS, "AnalyseKernels", count=count))
 
     async def changes(self) -> AsyncGenerator[Change, None]:
         """Yield every object that you may see as ``added``, and then each change, until you stop.
@@ -174,27 +183,27 @@ class AsyncClient:
         """
         if options.get("every") == 0:
             raise InvalidOption("every=0 makes no checkpoint", hint="call end_periodic")
-        return self._handle(await self._calls.checkpoint(pid, **plain(options)))
+        return self._handle(await self._ask("Checkpoint", pid, **options))
 
     async def end_periodic(self, pid: int) -> None:
         """End the periodic checkpoints of a process; its images stay."""
-        await self._calls.checkpoint(pid, every=0.0)
+        await self._ask("Checkpoint", pid, every=0.0)
 
     async def continue_(self, pid: int) -> None:
         """Let a process go on that a checkpoint with ``then="hold"`` holds."""
-        await self._calls.go_on(pid)
+        await self._ask("Continue", pid)
 
     async def restore(self, image: str, **options: Unpack[RestoreOptions]) -> "AsyncJobHandle":
         """Run the program of an image again from where it was; the job's result is its pid.
         Options: :class:`RestoreOptions`.
         """
-        return self._handle(await self._calls.restore(image, **plain(options)))
+        return self._handle(await self._ask("Restore", image, **options))
 
     async def verify(self, image: str, **options: Unpack[VerifyOptions]) -> "AsyncJobHandle":
         """Read every byte of an image again. The job fails with
         :class:`~phosd.errors.ImageCorrupt` if one is wrong.
         """
-        return self._handle(await self._calls.verify(image, **plain(options)))
+        return self._handle(await self._ask("VerifyImage", image, **options))
 
     async def migrate(
         self, pid: int, destination: str, **options: Unpack[MigrateOptions]
@@ -202,69 +211,79 @@ class AsyncClient:
         """Move a process to another GPU: its number, the beginning of its UUID, or ``OLD:NEW`` for
         each of several, with commas. Options: :class:`MigrateOptions`.
         """
-        return self._handle(await self._calls.migrate(pid, destination, **plain(options)))
+        return self._handle(await self._ask("Migrate", pid, destination, **options))
 
     async def suspend(self, pid: int, **options: Unpack[SuspendOptions]) -> "AsyncJobHandle":
         """Take a process off its GPUs; it stands still until it is resumed. Options:
         :class:`SuspendOptions`.
         """
-        return self._handle(await self._calls.suspend(pid, **plain(options)))
+        return self._handle(await self._ask("Suspend", pid, **options))
 
     async def resume(self, pid: int, **options: Unpack[ResumeOptions]) -> "AsyncJobHandle":
         """Bring a suspended process back. Options: :class:`ResumeOptions`."""
-        return self._handle(await self._calls.resume(pid, **plain(options)))
+        return self._handle(await self._ask("Resume", pid, **options))
 
     async def swap(
         self, leaving: int, coming: int, **options: Unpack[SuspendOptions]
     ) -> "AsyncJobHandle":
         """Suspend a process, and resume another in its place. Options: :class:`SuspendOptions`."""
-        return self._handle(await self._calls.swap(leaving, coming, **plain(options)))
+        return self._handle(await self._ask("Swap", leaving, coming, **options))
 
     async def attach(self, number: int) -> "AsyncJobHandle":
         """Return the handle of a job that was started before, perhaps elsewhere. Raises
         :class:`~phosd.errors.NoSuchJob`.
         """
-        return self._handle(await self._calls.get_job(number))
+        return self._handle(await self._ask("GetJob", number))
 
     # At once
 
     async def delete(self, image: str) -> None:
         """Delete an image for good; returns when it is gone."""
-        await self._calls.delete(image)
+        await self._ask("DeleteImage", image)
 
     async def note(self, image: str, text: str) -> None:
         """Write a note of an image, one line of at most 200 characters, in place of the one that it
         has; an empty one takes that away.
         """
-        await self._calls.note(image, text)
+        await self._call(await self._ask("GetImage", image), IMAGE, "SetNote", text)
 
     async def make_pid_namespace(self, socket: str, *, end: str = "") -> int:
-        """Have a pid namespace made, and return the pid of its first process. That is of this user,
-        and connects to the abstract unix ``socket``, to be told what to start, as ``phos run`` does
+        """Make a pid namespace, and return the pid of its first process. That is of this user, and
+        connects to the abstract unix ``socket``, to be told what to start, as ``phos run`` does
         it. It writes to the file ``end`` how that has ended.
         """
-        return await self._calls.make_pid_namespace(socket, end=end)
+        return int(await self._ask("MakePidNamespace", socket, end=end))
 
     async def recover(self, pid: int) -> str:
         """Let a process run again that was left locked, checkpointed or parked; returns afterwards,
         with what was done.
         """
-        return await self._calls.recover(pid)
+        return str(await self._ask("Recover", pid))
 
     async def try_checkpoint(self, pid: int, **options: Unpack[CheckpointOptions]) -> list[Check]:
         """Return what a checkpoint checks before it begins. Nothing is stopped or saved."""
-        rows = await self._calls.try_checkpoint(pid, **plain(options))
-        return [Check.of(*row) for row in rows]
+        return [Check.of(*row) for row in await self._ask("TryCheckpoint", pid, **options)]
 
     async def try_restore(self, image: str, **options: Unpack[RestoreOptions]) -> list[Check]:
         """Return what a restore checks before it begins. Nothing is restored."""
-        return [Check.of(*row) for row in await self._calls.try_restore(image, **plain(options))]
+        return [Check.of(*row) for row in await self._ask("TryRestore", image, **options)]
 
     async def plan_evacuation(self, gpu: str) -> list[Step]:
         """Return what clears a GPU, by its number or the beginning of its UUID, of the processes
         that you may see. Nothing is done.
         """
-        return await self._calls.plan_evacuation(gpu)
+        return [Step(*row) for row in await self._ask("PlanEvacuation", gpu)]
+
+    # Calls by name
+
+    async def _ask(self, member: str, /, *args: Any, **options: Any) -> Any:
+        return await self._call(ROOT, MANAGER, member, *args, **options)
+
+    async def _call(
+        self, path: str, stated: Interface, member: str, /, *args: Any, **options: Any
+    ) -> Any:
+        with typed_errors(self._bus):
+            return await self._daemon.ask(path, stated, member, *args, **options)
 
     # Reading records
 
@@ -308,7 +327,7 @@ class AsyncClient:
             return None
 
     def _handle(self, path: str) -> "AsyncJobHandle":
-        return AsyncJobHandle(self._daemon, self._calls, path, self._bus)
+        return AsyncJobHandle(self._daemon, path, self._bus)
 
 
 def _records(managed: Mapping[str, Mapping[str, Properties]]) -> dict[str, Record]:

@@ -1,17 +1,16 @@
-"""Reach phosd over D-Bus. The one place of the clients that knows its interfaces and its paths."""
+"""Reach phosd over D-Bus. The one place of the clients that knows its paths."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
-from phosd.bus import NAME, ROOT, CallError, Connection, Signal
+from phosd.bus import NAME, ROOT, CallError, Connection, Signal, variants
 from phosd.errors import NoDaemon
+from phosd.interface.manager import MANAGER
+from phosd.interface.methods import GPU, JOB
+from phosd.interface.model import Interface
 
-MANAGER = "org.phos.Manager1"
-JOB = "org.phos.Job1"
-IMAGE = "org.phos.Image1"
-PROCESS = "org.phos.Process1"
 DBUS = "org.freedesktop.DBus"
 PROPERTIES = f"{DBUS}.Properties"
 OBJECTS = f"{DBUS}.ObjectManager"
@@ -41,25 +40,32 @@ def job_path(number: int) -> str:
     return f"{ROOT}/job/_{number}"
 
 
+def spelled(stated: Interface, member: str, /, *args: Any, **options: Any) -> tuple[Any, ...]:
+    """Return the interface, the name, the signature and the arguments of a call."""
+    method = stated.method(member)
+    given = (variants(options),) if method.options is not None else ()
+    return (stated.name, member, method.signature, *args, *given)
+
+
 class Managed(dict[str, dict[str, Properties]]):
     """Objects by path, each with its interfaces, as the bus lists them."""
 
-    def of(self, interface: str) -> list[Properties]:
+    def of(self, stated: Interface) -> list[Properties]:
         """Return the properties of all objects with this interface."""
-        return [self.at(path, interface) for path in self if f"org.phos.{interface}" in self[path]]
+        return [self.at(path, stated) for path in self if stated.name in self[path]]
 
     def gpus_of(self, process: Properties) -> list[Properties]:
         """Return the GPUs that a process uses, by number: as its hook says, or the GPU."""
         found = (
             gpu
-            for gpu in self.of("Gpu1")
+            for gpu in self.of(GPU)
             if gpu["Path"] in process["GPUs"] or process["Pid"] in gpu["Processes"]
         )
         return sorted(found, key=lambda gpu: int(gpu["Ordinal"]))
 
-    def at(self, path: str, interface: str) -> Properties:
+    def at(self, path: str, stated: Interface) -> Properties:
         """Return the properties of one object. Raises :class:`CallError` if it is gone."""
-        found = self.get(path, {}).get(f"org.phos.{interface}")
+        found = self.get(path, {}).get(stated.name)
         if found is None:
             raise CallError(f"{DBUS}.Error.UnknownObject", f"there is no object {path}")
         return {"Path": path} | found
@@ -98,9 +104,12 @@ class Daemon:
             path, interface, member, *args, interactive=True, patience=_PASSWORD_SECONDS
         )
 
-    async def ask(self, member: str, signature: str = "", *args: Any) -> list[Any]:
-        """Call a method of the manager."""
-        return await self.call(ROOT, MANAGER, member, signature, *args)
+    async def ask(
+        self, path: str, stated: Interface, member: str, /, *args: Any, **options: Any
+    ) -> Any:
+        """Call a method of an object, and return the value of its reply, or None."""
+        values = await self.call(path, *spelled(stated, member, *args, **options))
+        return values[0] if values else None
 
     async def properties(self, path: str, interface: str) -> Properties:
         """Return the properties of an object; ``interface`` may be left empty."""
@@ -110,7 +119,7 @@ class Daemon:
     async def managed(self, *refresh: str) -> Managed:
         """Return all objects that the caller may see, refreshed by the lists ``refresh``."""
         for member in refresh:
-            await self.connection.call(ROOT, MANAGER, member)
+            await self.connection.call(ROOT, MANAGER.name, member)
         (found,) = await self.connection.call(ROOT, OBJECTS, "GetManagedObjects")
         return Managed(found)
 
@@ -165,7 +174,7 @@ class Daemon:
 
     async def _job(self, path: str) -> Properties:
         try:
-            return await self.properties(path, JOB)
+            return await self.properties(path, JOB.name)
         except CallError as error:
             if error.name.endswith(".Disconnected"):
                 raise _without_bus(path) from error

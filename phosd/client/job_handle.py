@@ -5,21 +5,20 @@ from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import aclosing
 from typing import Any
 
-from phosd.client.calls import Calls
 from phosd.client.daemon import Daemon, Properties
 from phosd.client.errors import told
 from phosd.client.records import Job, record_of
 from phosd.client.typed_calls import interface_of, typed_errors
 from phosd.client.users import user_name
 from phosd.errors import Timeout
+from phosd.interface.methods import JOB
 
 
 class AsyncJobHandle:
     """A job that phosd has taken. ``await handle`` waits until it is done, as :meth:`wait` does."""
 
-    def __init__(self, daemon: Daemon, calls: Calls, path: str, bus: str) -> None:
+    def __init__(self, daemon: Daemon, path: str, bus: str) -> None:
         self._daemon = daemon
-        self._calls = calls
         self._bus = bus
         self.path = path
         """Its object on D-Bus."""
@@ -57,8 +56,9 @@ class AsyncJobHandle:
         return self.wait().__await__()
 
     async def cancel(self) -> None:
-        """Have the job stop at its next safe point; the program runs on."""
-        await self._calls.cancel(self.path)
+        """Stop the job at its next safe point; the program runs on."""
+        with typed_errors(self._bus):
+            await self._daemon.ask(self.path, JOB, "Cancel")
 
     async def _job(self, values: Properties) -> Job:
         interface = interface_of(self.path)

@@ -1,7 +1,7 @@
 """Page through and unpack rows of phosd's history."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 _PHASE = ("name", "begin", "seconds", "bytes", "stopped")
@@ -24,6 +24,21 @@ def next_page(
     if left <= 0 or len(found) < asked["limit"]:
         return None
     return {**asked, "limit": min(left, _PAGE), "before": found[-1]["id"]}
+
+
+async def read_pages(
+    read: Callable[..., Awaitable[Sequence[Mapping[str, Any]]]], limit: int, **options: Any
+) -> list[Mapping[str, Any]]:
+    """Return at most ``limit`` past jobs, newest first, as rows of ``ListHistory``, which ``read``
+    calls with the options of a page.
+    """
+    rows: list[Mapping[str, Any]] = []
+    page: dict[str, Any] | None = first_page({"limit": limit, **options})
+    while page is not None:
+        found = await read(**page)
+        rows += found
+        page = next_page(page, found, limit - len(rows))
+    return rows
 
 
 def unpacked(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,6 @@ from phosd.bus import NAME, ROOT, CallError, Connection, NoBusError, Signal
 from phosd.client.daemon import (
     DBUS,
     ENDS,
-    MANAGER,
     NOBODY,
     OBJECTS,
     PROPERTIES,
@@ -26,6 +25,7 @@ from phosd.client.daemon import (
 from phosd.client.errors import CommandError, of_bus
 from phosd.client.records import Record, record_of
 from phosd.client.users import user_name
+from phosd.interface.manager import MANAGER
 from phosd.tui.node import Contact, Update
 
 _BATCH_SECONDS = 0.1
@@ -192,7 +192,7 @@ class _Session:
         while True:
             try:
                 # On a system bus this may activate phosd.
-                manager = await self.daemon.properties(ROOT, MANAGER)
+                manager = await self.daemon.properties(ROOT, MANAGER.name)
                 managed = await self.daemon.managed()
                 self._owner = await self.daemon.owner()
                 break
@@ -203,7 +203,7 @@ class _Session:
                 if error.name.endswith(".Disconnected"):
                     raise
                 await asyncio.sleep(_RETRY_SECONDS)
-        self._objects = {ROOT: (MANAGER, manager)}
+        self._objects = {ROOT: (MANAGER.name, manager)}
         for path, interfaces in managed.items():
             for interface, values in interfaces.items():
                 self._objects[path] = (interface, values)
@@ -239,7 +239,7 @@ class _Session:
             self._want(path)
         elif name == (OBJECTS, "InterfacesRemoved"):
             self._forget(signal.args[0])
-        elif name == (MANAGER, "EventNew"):
+        elif name == (MANAGER.name, "EventNew"):
             self._noted = True
 
     def _owner_changed(self, name: str, _: str, now: str) -> None:

@@ -11,12 +11,17 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
-from phosd.bus import ROOT, path_of, variants
-from phosd.client.calls import Calls
+from phosd.bus import ROOT, path_of
+from phosd.client.daemon import spelled
 from phosd.client.errors import CommandError
 from phosd.client.records import Gpu, Image, Job, Manager, Process, Record
+from phosd.client.rows import read_pages
+from phosd.interface.manager import MANAGER
+from phosd.interface.methods import INTERFACES, RECORDS
+from phosd.interface.model import Interface
 
 _LOOK_SECONDS = 0.1
 """Seconds between two looks whether a job has ended."""
@@ -98,7 +103,7 @@ and :class:`Noted` for new events.
 _R = TypeVar("_R", bound=Record)
 
 
-class Node(Calls):
+class Node:
     """A mirror of the node, and the calls of phosd. ``now`` is the clock: seconds since the epoch.
 
     A call raises :class:`CommandError`, whose message says what to do next.
@@ -248,14 +253,24 @@ class Node(Calls):
             await asyncio.sleep(_LOOK_SECONDS)
         return job
 
-    async def ask(self, record: Record, member: str, **options: int | str) -> Any:
-        """Call a method that takes options on the object of a record; return its first value."""
-        interface = f"org.phos.{type(record).__name__}1"
-        return await self._call(record.path, interface, member, "a{sv}", variants(options))
+    async def call(self, member: str, /, *args: Any, **options: Any) -> Any:
+        """Call a method of the manager, and return the value of its reply, or None."""
+        return await self._call(ROOT, MANAGER, member, *args, **options)
 
-    async def _call(self, path: str, interface: str, member: str, *call: Any) -> Any:
+    async def ask(self, record: Record, member: str, /, *args: Any, **options: Any) -> Any:
+        """Call a method of the object of a record in the same way."""
+        (stated,) = (each for each in INTERFACES if RECORDS[each.name] is type(record))
+        return await self._call(record.path, stated, member, *args, **options)
+
+    async def history(self, limit: int, **options: int | str) -> list[Mapping[str, Any]]:
+        """Return at most ``limit`` past jobs, newest first, as rows of ``ListHistory``."""
+        return await read_pages(partial(self.call, "ListHistory"), limit, **options)
+
+    async def _call(
+        self, path: str, stated: Interface, member: str, /, *args: Any, **options: Any
+    ) -> Any:
         with self._waits(member):
-            values = await self._link.call(path, interface, member, *call)
+            values = await self._link.call(path, *spelled(stated, member, *args, **options))
         return values[0] if values else None
 
     @contextmanager

@@ -20,7 +20,7 @@ def make_api() -> dict[str, Any]:
 
 
 def test_the_page_is_up_to_date(make_api: dict[str, Any]) -> None:
-    assert make_api["page"](PAGE) == PAGE, "`python packaging/make_api.py` writes it again"
+    assert make_api["page"](PAGE) == PAGE, "`python packaging/make_pages.py` writes it again"
 
 
 @pytest.mark.parametrize("package", [phosd.client, phosd.engine])

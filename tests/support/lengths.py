@@ -18,9 +18,6 @@ FOLDERS = ("phosd", "bench", "packaging", "examples")
 _NATIVE = (".cpp", ".h", ".cu")
 EXCEPTIONS: Mapping[str, str] = {
     "phosd/hook/control/safe_points.cpp": "to become a table of states and what ends them",
-    "phosd/service/api/job_interface.py:job_interface": "a table: the properties on D-Bus",
-    "phosd/service/api/object_interfaces.py:image_interface": "a table: the properties on D-Bus",
-    "phosd/service/api/object_interfaces.py:process_interface": "a table: the properties on D-Bus",
     "phosd/service/history/schema.py:m001_tables": "a table: the columns of the first schema",
 }
 """What may be longer, as ``file`` or ``file:function``, and why."""

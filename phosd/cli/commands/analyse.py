@@ -5,10 +5,10 @@ from pathlib import Path
 
 import click
 
-from phosd.bus import Variant
 from phosd.cli import kernels, options
 from phosd.cli.client import ask, call
 from phosd.cli.settings import Settings, command
+from phosd.interface.methods import PROCESS
 
 _LOOK_SECONDS = 0.5
 
@@ -76,16 +76,16 @@ def _of_file(settings: Settings, file: Path, architecture: int, names: tuple[str
 
 
 def _of_process(settings: Settings, pid: int, seconds: int, names: tuple[str, ...]) -> None:
-    (path,) = call(settings, "GetProcess", "u", pid)
+    path = call(settings, "GetProcess", pid)
 
     def count() -> None:
         if seconds:
-            ask(settings, path, "Process1", "AnalyseKernels", count=Variant("u", seconds))
+            ask(settings, path, PROCESS, "AnalyseKernels", count=seconds)
             time.sleep(seconds)
 
     count()
     told = 0
-    while waiting := ask(settings, path, "Process1", "AnalyseKernels"):
+    while waiting := ask(settings, path, PROCESS, "AnalyseKernels"):
         if waiting != told and not settings.json:
             settings.note(f"{waiting} kernels are still to be analysed")
         told = waiting

@@ -4,7 +4,6 @@ from typing import Any
 
 import click
 
-from phosd.bus import variants
 from phosd.cli import options
 from phosd.cli.client import call
 from phosd.cli.job import CancelledHereError, summary, watch
@@ -144,18 +143,18 @@ def checkpoint(settings: Settings, pid: int, dry_run: bool, **given: Any) -> Non
             "--rehearse is for checkpoints that repeat; give --every, too, or use "
             "`phos verify --rehearse` when the image is there"
         )
-    wanted = variants({name: value for name, value in given.items() if value is not None})
+    wanted = {name: value for name, value in given.items() if value is not None}
     if dry_run:
         from phosd.cli.dry_run import tell_checks
 
-        tell_checks(settings, "TryCheckpoint", "ua{sv}", pid, wanted)
+        tell_checks(settings, "TryCheckpoint", pid, **wanted)
         return
     every = given["every"]
     if every == 0:
         _end_schedule(settings, pid)
         return
     try:
-        job = watch(settings, "Checkpoint", "ua{sv}", pid, wanted)
+        job = watch(settings, "Checkpoint", pid, **wanted)
     except CancelledHereError:
         if every:
             _end_schedule(settings, pid)
@@ -181,7 +180,7 @@ def checkpoint(settings: Settings, pid: int, dry_run: bool, **given: Any) -> Non
 
 
 def _end_schedule(settings: Settings, pid: int) -> None:
-    call(settings, "Checkpoint", "ua{sv}", pid, variants({"every": 0.0}))
+    call(settings, "Checkpoint", pid, every=0.0)
     if settings.json:
         settings.emit({"pid": pid, "checkpoint_interval": None})
     _say(settings, f"process {pid} has no periodic checkpoints any more; its images stay")

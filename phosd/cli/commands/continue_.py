@@ -2,7 +2,6 @@
 
 import click
 
-from phosd.bus import variants
 from phosd.cli import options
 from phosd.cli.client import call
 from phosd.cli.settings import Settings, command
@@ -21,7 +20,7 @@ def continue_(settings: Settings, pid: int) -> None:
 
     For a suspended process there is `phos resume`.
     """
-    call(settings, "Continue", "ua{sv}", pid, variants({}))
+    call(settings, "Continue", pid)
     if settings.json:
         settings.emit({"pid": pid, "held": False})
     else:

@@ -16,7 +16,7 @@ from phosd import __version__
 from phosd.bus import ROOT, CallError, NoBusError
 from phosd.cli.run_command.environment import DEFAULT_RUNTIME
 from phosd.cli.settings import Settings, command
-from phosd.client.daemon import MANAGER, Daemon
+from phosd.client.daemon import Daemon
 from phosd.client.errors import Exit, of_bus
 from phosd.client.text import human_bytes
 from phosd.engine.analysis.code.tools import Tool, find
@@ -27,6 +27,7 @@ from phosd.engine.recovery.stranded import stranded
 from phosd.engine.system import cuda
 from phosd.engine.system.native import digest_library, hook_library, softgpu_folder
 from phosd.errors import PhosError
+from phosd.interface.manager import MANAGER
 
 _LEAST_DRIVER = 13_000
 """CUDA 13.0: the driver API of r580, the first whose checkpoints phosd relies on."""
@@ -259,7 +260,7 @@ def _daemon(settings: Settings) -> Finding:
     async def version() -> str:
         with closing(await Daemon.open(settings.bus)) as daemon:
             await daemon.owner()
-            return str((await daemon.properties(ROOT, MANAGER))["Version"])
+            return str((await daemon.properties(ROOT, MANAGER.name))["Version"])
 
     try:
         return _ok("daemon", f"phosd {asyncio.run(version())} on the {settings.bus} bus")

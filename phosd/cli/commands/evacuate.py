@@ -14,6 +14,7 @@ from phosd.cli.settings import Settings, command
 from phosd.client.errors import CommandError, Exit, in_words
 from phosd.client.evacuation import Step
 from phosd.client.text import human_bytes
+from phosd.interface.methods import GPU
 
 _ENDS_ALL = ("Cancelled", "NoDaemon")
 """Errors of one step after which the other steps are not tried."""
@@ -71,7 +72,7 @@ def evacuate(settings: Settings, gpu: str, dry_run: bool, yes: bool) -> None:
 
 
 def _plan(settings: Settings, gpu: str) -> list[Step]:
-    (rows,) = call(settings, "PlanEvacuation", "sa{sv}", gpu, {})
+    rows = call(settings, "PlanEvacuation", gpu)
     return [Step(*row) for row in rows]
 
 
@@ -115,7 +116,7 @@ def _others(settings: Settings, gpu: str, known: set[int]) -> list[int]:
         return []
     pids = {
         pid
-        for device in objects(settings, "Gpu1", "ListGPUs")
+        for device in objects(settings, GPU, "ListGPUs")
         if str(device["Ordinal"]) == gpu.strip() or device["UUID"].startswith(gpu.strip())
         for pid in device["Processes"]
     }
@@ -139,9 +140,9 @@ def _do(settings: Settings, gpu: str, todo: list[Step]) -> None:
 
 def _done(settings: Settings, step: Step) -> str:
     if step.action == "migrate":
-        job = watch(settings, "Migrate", "usa{sv}", step.pid, step.destination, {})
+        job = watch(settings, "Migrate", step.pid, step.destination)
         return f"process {step.pid} moved {step.text}, in {summary(job)}"
-    watch(settings, "Suspend", "ua{sv}", step.pid, {})
+    watch(settings, "Suspend", step.pid)
     return f"process {step.pid} is suspended; `phos resume {step.pid}` brings it back"
 
 

@@ -4,7 +4,6 @@ from typing import Any
 
 import click
 
-from phosd.bus import variants
 from phosd.cli.client import call
 from phosd.cli.settings import Settings, command
 from phosd.client.times import local_time, moment, time_text
@@ -38,7 +37,7 @@ def events(settings: Settings, **filters: Any) -> None:
       phos events --json | jq 'select(.kind == "wrong-guess")'
     """
     wanted = {name: value for name, value in filters.items() if value is not None}
-    (found,) = call(settings, "ListEvents", "a{sv}", variants(wanted))
+    found = call(settings, "ListEvents", **wanted)
     settings.rows(
         [row | {"time": time_text(row["time"])} for row in found],
         {

@@ -43,7 +43,7 @@ def export(settings: Settings, image: str, file: Path, key: Path | None) -> None
         def work(link: Link) -> Sent:
             return write_to(link, out, key, finish)
 
-        job, sent = run(settings, name, work, "Export", image, {})
+        job, sent = run(settings, name, work, "Export", image)
     tell(settings, image, sent)
     if file == STANDARD:
         settings.note(f"image {image} was exported in {summary(job)}")

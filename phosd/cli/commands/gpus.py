@@ -6,6 +6,7 @@ from phosd.cli.client import managed
 from phosd.cli.settings import Settings, command
 from phosd.client.daemon import Managed
 from phosd.client.text import human_bytes
+from phosd.interface.methods import GPU, PROCESS
 
 
 @command()
@@ -22,7 +23,7 @@ def gpus(settings: Settings) -> None:
       phos gpus --json | jq 'select(.memory_used < 1e9).ordinal'
     """
     found = managed(settings, "ListGPUs", "ListProcesses")
-    rows = [_row(gpu, found) for gpu in found.of("Gpu1")]
+    rows = [_row(gpu, found) for gpu in found.of(GPU)]
     settings.rows(
         sorted(rows, key=lambda row: int(row["ordinal"])),
         {
@@ -53,7 +54,7 @@ def _processes(row: dict[str, Any]) -> str:
 
 
 def _row(gpu: dict[str, Any], found: Managed) -> dict[str, Any]:
-    here = sorted(each["Pid"] for each in found.of("Process1") if gpu in found.gpus_of(each))
+    here = sorted(each["Pid"] for each in found.of(PROCESS) if gpu in found.gpus_of(each))
     return {
         "ordinal": gpu["Ordinal"],
         "uuid": gpu["UUID"],

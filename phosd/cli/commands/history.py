@@ -4,7 +4,6 @@ from typing import Any
 
 import click
 
-from phosd.bus import variants
 from phosd.cli import options
 from phosd.cli.client import call
 from phosd.cli.commands.jobs import mode, outcome, seconds
@@ -56,7 +55,7 @@ def history(settings: Settings, **filters: Any) -> None:
     rows: list[dict[str, Any]] = []
     page: dict[str, Any] | None = first_page(wanted)
     while page is not None:
-        (found,) = call(settings, "ListHistory", "a{sv}", variants(page))
+        found = call(settings, "ListHistory", **page)
         rows += found
         page = next_page(page, found, wanted["limit"] - len(rows))
     settings.rows(

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from phosd.bus import CallError, Variant, path_of
+from phosd.bus import CallError, path_of
 from phosd.cli import options
 from phosd.cli.client import ask, if_missing, objects, properties
 from phosd.cli.names import resolve
@@ -14,6 +14,7 @@ from phosd.cli.settings import Settings, command
 from phosd.client.text import human_bytes
 from phosd.client.times import local_time, time_text
 from phosd.client.users import of_yours, user_name
+from phosd.interface.methods import IMAGE
 
 _BLOCK = ("pid", "id", "address", "size", "gpu", "chunks", "stored_bytes", "shared_bytes")
 _TO_THE_MINUTE = len("2026-11-20 15:30")
@@ -40,7 +41,7 @@ def images(settings: Settings, image: str | None) -> None:
     if image is not None:
         _show(settings, resolve(settings, image))
         return
-    rows = [_row(image) for image in objects(settings, "Image1", "ListImages")]
+    rows = [_row(image) for image in objects(settings, IMAGE, "ListImages")]
     # The owner of all that a user has is the first to be left out.
     own = all(row["owner"] == os.geteuid() for row in rows)
     noted = any(row["note"] for row in rows)
@@ -75,7 +76,7 @@ def images(settings: Settings, image: str | None) -> None:
 def _show(settings: Settings, image: str) -> None:
     path = path_of("image", image)
     with if_missing("NoSuchImage", f"there is no image {image}; `phos images` lists them"):
-        row = _row(properties(settings, path, "org.phos.Image1"))
+        row = _row(properties(settings, path, IMAGE))
         row["blocks"] = _blocks(settings, path)
     if settings.json:
         settings.emit(row)
@@ -118,8 +119,7 @@ def _blocks(settings: Settings, path: str) -> list[dict[str, Any]]:
     """Return all blocks of an image, page by page."""
     blocks: list[dict[str, Any]] = []
     while True:
-        options = {"limit": Variant("u", _PAGE), "offset": Variant("u", len(blocks))}
-        page = ask(settings, path, "Image1", "ListBlocks", **options)
+        page = ask(settings, path, IMAGE, "ListBlocks", limit=_PAGE, offset=len(blocks))
         blocks += (dict(zip(_BLOCK, block, strict=True)) for block in page)
         if len(page) < _PAGE:
             return blocks
@@ -130,7 +130,7 @@ def output_of(settings: Settings, image: str) -> str:
     the image was deleted meanwhile.
     """
     try:
-        found = properties(settings, path_of("image", image), "org.phos.Image1")
+        found = properties(settings, path_of("image", image), IMAGE)
     except CallError as error:
         if not error.name.endswith(".UnknownObject"):
             raise

@@ -56,7 +56,7 @@ def import_(
         def work(link: Link) -> Sent:
             return send_from(link, head, source, name)
 
-        job, sent = run(settings, name, work, "Import", given)
+        job, sent = run(settings, name, work, "Import", **given)
     tell(settings, job["Result"], sent)
     if not settings.json:
         settings.note(f"image {job['Result']} is here, after {summary(job)}")

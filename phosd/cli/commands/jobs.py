@@ -10,10 +10,11 @@ from phosd.cli.client import if_missing, objects, properties
 from phosd.cli.commands.migrate import gpus
 from phosd.cli.job import describe
 from phosd.cli.settings import Settings, command
-from phosd.client.daemon import JOB, Properties, job_path
+from phosd.client.daemon import Properties, job_path
 from phosd.client.text import figure, human_bytes, rate
 from phosd.client.times import local_time, time_text
 from phosd.client.users import of_yours
+from phosd.interface.methods import JOB
 
 
 @command()
@@ -38,7 +39,7 @@ def jobs(settings: Settings, job: int | None, cancel: int | None) -> None:
             found = properties(settings, job_path(job), JOB)
         _show(settings, _row(found))
         return
-    rows = [_row(found) for found in objects(settings, "Job1", "ListJobs")]
+    rows = [_row(found) for found in objects(settings, JOB, "ListJobs")]
     settings.rows(
         sorted(rows, key=lambda row: int(row["job"])),
         {

@@ -4,7 +4,6 @@ from typing import Any
 
 import click
 
-from phosd.bus import variants
 from phosd.cli import options
 from phosd.cli.job import summary, watch
 from phosd.cli.settings import Settings, command
@@ -45,8 +44,8 @@ def migrate(settings: Settings, pid: int, destination: str, **given: Any) -> Non
     The new GPU must be of the same chip and have room, which is looked at before the program stops.
     Ctrl-C cancels; the program goes on in any case. `phos evacuate` clears a whole GPU.
     """
-    wanted = variants({name: value for name, value in given.items() if value is not None})
-    job = watch(settings, "Migrate", "usa{sv}", pid, destination, wanted)
+    wanted = {name: value for name, value in given.items() if value is not None}
+    job = watch(settings, "Migrate", pid, destination, **wanted)
     if not settings.json:
         tell_notes(settings, job)
         settings.say(f"process {pid} is on {gpus(job['Result'])} now, after {summary(job)}")

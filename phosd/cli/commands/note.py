@@ -4,9 +4,10 @@ import click
 
 from phosd.bus import path_of
 from phosd.cli import options
-from phosd.cli.client import call_object, if_missing, properties
+from phosd.cli.client import ask, if_missing, properties
 from phosd.cli.names import resolve
 from phosd.cli.settings import Settings, command
+from phosd.interface.methods import IMAGE
 
 
 @command()
@@ -27,8 +28,8 @@ def note(settings: Settings, image: str, text: str | None) -> None:
     path = path_of("image", image)
     with if_missing("NoSuchImage", f"there is no image {image}; `phos images` lists them"):
         if text is not None:
-            call_object(settings, path, "Image1", "SetNote", "sa{sv}", text, {})
-        found = properties(settings, path, "org.phos.Image1").get("Note") or None
+            ask(settings, path, IMAGE, "SetNote", text)
+        found = properties(settings, path, IMAGE).get("Note") or None
     if settings.json:
         settings.emit({"image": image, "note": found})
     elif text is not None:

@@ -5,7 +5,6 @@ from typing import Any
 
 import click
 
-from phosd.bus import variants
 from phosd.cli.client import call
 from phosd.cli.run_command.program import runs_folder
 from phosd.cli.settings import Settings, command
@@ -78,8 +77,8 @@ def prune(settings: Settings, dry_run: bool, yes: bool, **given: Any) -> None:
       phos prune --images 30d --keep 2 --yes
     """
     folder = str(runs_folder().absolute())
-    options = variants({name: value for name, value in given.items() if value is not None})
-    (found,) = call(settings, "PlanPruning", "sa{sv}", folder, options)
+    options = {name: value for name, value in given.items() if value is not None}
+    found = call(settings, "PlanPruning", folder, **options)
     rows = [_row(folder, *thing) for thing in found]
     settings.rows(
         rows,
@@ -128,7 +127,7 @@ def _ask(settings: Settings, rows: list[dict[str, Any]]) -> None:
 
 
 def _delete(settings: Settings, image: str) -> None:
-    call(settings, "DeleteImage", "sa{sv}", image, {})
+    call(settings, "DeleteImage", image)
     _say(settings, "image", image)
 
 
@@ -136,11 +135,10 @@ def _remove(settings: Settings, folder: str, names: list[str], older: float) -> 
     """Remove output folders, and return whether all are gone. phosd looks again whether they are
     needed: those of an image that could not be deleted are.
     """
-    options = variants({"older": older})
     gone: list[str] = []
     for begin in range(0, len(names), _AT_ONCE):
         some = names[begin : begin + _AT_ONCE]
-        (removed,) = call(settings, "RemoveOutputs", "sasa{sv}", folder, some, options)
+        removed = call(settings, "RemoveOutputs", folder, some, older=older)
         gone += removed
     for name in names:
         path = f"{folder}/{name}"

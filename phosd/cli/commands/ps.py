@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from phosd.bus import CallError, Variant
+from phosd.bus import CallError
 from phosd.cli import options
 from phosd.cli.client import ask, call, if_missing, managed
 from phosd.cli.settings import Settings, command
@@ -14,6 +14,7 @@ from phosd.client.daemon import Managed
 from phosd.client.errors import CommandError, of_bus
 from phosd.client.text import container_text, human_bytes
 from phosd.client.users import of_yours, user_name
+from phosd.interface.methods import PROCESS
 from phosd.units import duration_text
 
 _BLOCK = ("id", "address", "size", "gpu", "flags")
@@ -60,7 +61,7 @@ def ps(settings: Settings, pid: int | None, log: bool, known: bool) -> None:
     if log and known:
         raise CommandError("InvalidOption", "--log and --kernels are two lists: give one of them")
     if pid is not None:
-        (path,) = call(settings, "GetProcess", "u", pid)
+        path = call(settings, "GetProcess", pid)
         with if_missing("NoSuchProcess", f"process {pid} has ended; `phos ps` lists what runs"):
             if log:
                 _show_log(settings, pid, path)
@@ -78,7 +79,7 @@ def ps(settings: Settings, pid: int | None, log: bool, known: bool) -> None:
 def _list(settings: Settings) -> None:
     """Show all processes, one per line."""
     found = managed(settings, "ListProcesses")
-    rows = [_row(process, found) for process in found.of("Process1")]
+    rows = [_row(process, found) for process in found.of(PROCESS)]
     settings.rows(
         sorted(rows, key=lambda row: int(row["pid"])),
         {
@@ -124,7 +125,7 @@ def _because(row: dict[str, Any]) -> str:
 
 
 def _show_log(settings: Settings, pid: int, path: str) -> None:
-    text = ask(settings, path, "Process1", "ReadLog")
+    text = ask(settings, path, PROCESS, "ReadLog")
     if settings.json:
         settings.emit({"pid": pid, "log": text})
     else:
@@ -144,7 +145,7 @@ def _show_kernels(settings: Settings, pid: int, path: str) -> None:
 def _show(settings: Settings, path: str) -> None:
     """Show one process: its facts, one per line, then its blocks and kernels."""
     found = managed(settings)
-    row = _row(found.at(path, "Process1"), found)
+    row = _row(found.at(path, PROCESS), found)
     row["blocks"], no_blocks = _told(settings, path, "ListBlocks", _BLOCK, _MOST_BLOCKS)
     row["kernels"], no_kernels = [], ""
     if not no_blocks:  # a hook that does not answer would let us wait twice
@@ -201,7 +202,7 @@ def _told(
 ) -> tuple[list[dict[str, Any]], str]:
     """Return the rows of a list of the process, or the reason why there are none."""
     try:
-        rows = ask(settings, path, "Process1", member, limit=Variant("u", most))
+        rows = ask(settings, path, PROCESS, member, limit=most)
     except CallError as error:
         if of_bus(error).code not in _NOTHING:
             raise

@@ -44,7 +44,7 @@ def pull(
     if dry_run_only:
         dry_run(settings, head, given)
         return
-    job, sent = run(settings, url, remote.source(head).pull, "Import", given)
+    job, sent = run(settings, url, remote.source(head).pull, "Import", **given)
     tell(settings, job["Result"], sent)
     if not settings.json:
         there = head.contents.image

@@ -31,7 +31,7 @@ def push(settings: Settings, image: str, url: str, key: Path | None) -> None:
     image = resolve(settings, image)
     remote = Remote(url)
     try:
-        job, sent = run(settings, url, lambda link: remote.push(link, key), "Export", image, {})
+        job, sent = run(settings, url, lambda link: remote.push(link, key), "Export", image)
     except Exception:
         if remote.begun and not settings.json:
             settings.note("what has come there as a whole stays, and the next push goes on from it")

@@ -67,7 +67,7 @@ def _ask(settings: Settings, pid: int) -> bool:
     :class:`CallError`.
     """
     try:
-        (done,) = call(settings, "Recover", "ua{sv}", pid, {})
+        done = call(settings, "Recover", pid)
     except NoBusError:
         return False
     except CallError as error:

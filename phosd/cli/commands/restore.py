@@ -6,7 +6,6 @@ from pathlib import Path
 
 import click
 
-from phosd.bus import variants
 from phosd.cli import options
 from phosd.cli.commands.images import output_of
 from phosd.cli.job import summary, watch
@@ -114,7 +113,7 @@ def restore(
 
         if names:
             given["clone"] = names[0]
-        tell_checks(settings, "TryRestore", "sa{sv}", image, variants(given))
+        tell_checks(settings, "TryRestore", image, **given)
         return
     if not names:
         _restore(settings, image, given, str(output or "") or output_of(settings, image))
@@ -136,7 +135,7 @@ def _names(count: int) -> tuple[str, ...]:
 
 
 def _restore(settings: Settings, image: str, wanted: Mapping[str, str | bool], place: str) -> None:
-    job = watch(settings, "Restore", "sa{sv}", image, variants(wanted))
+    job = watch(settings, "Restore", image, **wanted)
     if settings.json:
         return
     for note in job["Notes"]:

@@ -4,7 +4,6 @@ from typing import Any
 
 import click
 
-from phosd.bus import variants
 from phosd.cli import options
 from phosd.cli.commands.migrate import gpus, tell_notes
 from phosd.cli.job import watch
@@ -30,8 +29,8 @@ def resume(settings: Settings, pid: int, **given: Any) -> None:
       phos resume 4711
       phos resume 4711 --gpu 1            on another GPU of the same chip
     """
-    wanted = variants({name: value for name, value in given.items() if value})
-    job = watch(settings, "Resume", "ua{sv}", pid, wanted)
+    wanted = {name: value for name, value in given.items() if value}
+    job = watch(settings, "Resume", pid, **wanted)
     if not settings.json:
         tell_notes(settings, job)
         seconds = (job["Ended"] - job["Started"]) / 1e6

@@ -27,7 +27,7 @@ def rm(settings: Settings, images: tuple[str, ...]) -> None:
                 "InvalidOption", "name the image to delete; `phos images latest` has its id"
             )
         image = resolve(settings, image)
-        call(settings, "DeleteImage", "sa{sv}", image, {})
+        call(settings, "DeleteImage", image)
         if settings.json:
             settings.emit({"image": image, "deleted": True})
         else:

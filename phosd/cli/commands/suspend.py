@@ -4,7 +4,6 @@ from typing import Any
 
 import click
 
-from phosd.bus import variants
 from phosd.cli import options
 from phosd.cli.commands.migrate import tell_notes
 from phosd.cli.job import watch
@@ -32,8 +31,8 @@ def suspend(settings: Settings, pid: int, **given: Any) -> None:
     A suspended process survives a restart of phosd, but not a reboot: for that, make an image
     (`phos checkpoint`).
     """
-    wanted = variants({name: value for name, value in given.items() if value is not None})
-    job = watch(settings, "Suspend", "ua{sv}", pid, wanted)
+    wanted = {name: value for name, value in given.items() if value is not None}
+    job = watch(settings, "Suspend", pid, **wanted)
     if not settings.json:
         tell_notes(settings, job)
         seconds = (job["Ended"] - job["Started"]) / 1e6

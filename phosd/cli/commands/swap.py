@@ -4,7 +4,6 @@ from typing import Any
 
 import click
 
-from phosd.bus import variants
 from phosd.cli import options
 from phosd.cli.commands.migrate import tell_notes
 from phosd.cli.job import watch
@@ -30,8 +29,8 @@ def swap(settings: Settings, leaving: int, coming: int, **given: Any) -> None:
 
     If IN cannot come back, OUT does.
     """
-    wanted = variants({name: value for name, value in given.items() if value is not None})
-    job = watch(settings, "Swap", "uua{sv}", leaving, coming, wanted)
+    wanted = {name: value for name, value in given.items() if value is not None}
+    job = watch(settings, "Swap", leaving, coming, **wanted)
     if not settings.json:
         tell_notes(settings, job)
         seconds = (job["Ended"] - job["Started"]) / 1e6

@@ -2,10 +2,10 @@
 
 import click
 
-from phosd.bus import Variant
 from phosd.cli import options
 from phosd.cli.client import ask, call, if_missing
 from phosd.cli.settings import Settings, command
+from phosd.interface.methods import PROCESS
 
 
 @command()
@@ -24,9 +24,9 @@ def trust(settings: Settings, pid: int, kernel: str) -> None:
       phos trust 4711
       phos trust 4711 scatter_kernel
     """
-    (path,) = call(settings, "GetProcess", "u", pid)
+    path = call(settings, "GetProcess", pid)
     with if_missing("NoSuchProcess", f"process {pid} has ended; `phos ps` lists those that run"):
-        count = ask(settings, path, "Process1", "TrustKernels", kernel=Variant("s", kernel))
+        count = ask(settings, path, PROCESS, "TrustKernels", kernel=kernel)
     if settings.json:
         settings.emit({"pid": pid, "kernel": kernel or None, "trusted": count})
     else:

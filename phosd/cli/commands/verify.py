@@ -2,7 +2,6 @@
 
 import click
 
-from phosd.bus import variants
 from phosd.cli import options
 from phosd.cli.job import summary, watch
 from phosd.cli.names import resolve
@@ -43,7 +42,7 @@ def verify(settings: Settings, images: tuple[str, ...], rehearse: bool, files: s
 
     def verify_one(image: str) -> None:
         image = resolve(settings, image)
-        job = watch(settings, "VerifyImage", "sa{sv}", image, variants(given))
+        job = watch(settings, "VerifyImage", image, **given)
         if settings.json:
             return
         if rehearse:

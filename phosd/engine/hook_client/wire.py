@@ -5,6 +5,9 @@
 
 import enum
 import struct
+from typing import get_args
+
+from phosd.interface.options import Then
 
 MAGIC = 0x534F4850
 VERSION = 1
@@ -130,7 +133,7 @@ class ProgramOutcome(enum.IntEnum):
     WAITING = 4
 
 
-THENS = ("run", "end", "hold")
+THENS: tuple[Then, ...] = get_args(Then)
 """What becomes of the program, by the number in phosd/include/phos.h."""
 
 

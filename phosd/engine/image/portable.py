@@ -11,6 +11,7 @@ import re
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
+from typing import get_args
 
 import msgspec
 
@@ -18,6 +19,7 @@ from phosd import __version__
 from phosd.engine.image.manifest import CHUNK, FORMAT, ChunkRef, Manifest
 from phosd.engine.image.validate import check_manifest, valid_id, valid_relative
 from phosd.errors import ImageCorrupt, Reason, Unsupported
+from phosd.interface.options import CheckpointMode
 from phosd.portable import FORMAT as PORTABLE_FORMAT
 from phosd.portable import Chunk, require_format
 
@@ -26,7 +28,7 @@ _FOLDER = re.compile(r"criu-(0|[1-9]\d{0,4})")
 _CORE = re.compile(r"core-(0|[1-9]\d*)\.img")
 MAX_FILES = 1 << 18
 """Most files of CRIU's in an image: some for each process and thread."""
-_MODES = ("concurrent", "recopy", "stop", "driver")
+_MODES = tuple(mode for mode in get_args(CheckpointMode) if mode != "auto")
 _MOST_GPUS = 64
 _MOST_CHUNKS = 1 << 20
 """2 TiB of device memory."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, get_args
 
 from phosd.engine.faults import Point, point
 from phosd.engine.hook_client.gate import DEADLINE, Deadline, closed_gates
@@ -46,14 +46,13 @@ from phosd.engine.program.held import held
 from phosd.engine.program.locked import locked
 from phosd.engine.program.process import gpus_of
 from phosd.errors import InvalidOption, PhosError
+from phosd.interface.options import MigrateMode
 
-MODES = ("auto", "precopy", "driver")
-
-
-if TYPE_CHECKING:  # mypy cannot evaluate a Literal of computed values
+MODES: tuple[str, ...] = get_args(MigrateMode)
+if TYPE_CHECKING:  # callers may have read the word somewhere, and msgspec checks it
     Mode = str
 else:
-    Mode = Literal[MODES]
+    Mode = MigrateMode
 
 
 class MigrateChoices(SafePointChoices, frozen=True, forbid_unknown_fields=True, kw_only=True):

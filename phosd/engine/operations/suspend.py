@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from phosd.engine.faults import Point, point
 from phosd.engine.hook_client.gate import DEADLINE, Deadline, close_gates
@@ -46,6 +46,7 @@ from phosd.engine.system import procfs
 from phosd.engine.system.host_memory import available_memory
 from phosd.engine.system.slurm_steps import kept_thawed
 from phosd.errors import InvalidOption, NotAuthorized, OutOfSpace, PhosError, Reason, Unsupported
+from phosd.interface import options as stated
 
 PLACES = ("memory", "disk")
 _SPARE = 1 / 16
@@ -53,10 +54,10 @@ _SPARE = 1 / 16
 _log = logging.getLogger(__name__)
 
 
-if TYPE_CHECKING:  # mypy cannot evaluate a Literal of computed values
+if TYPE_CHECKING:  # callers may have read the word somewhere, and msgspec checks it
     Where = str
 else:
-    Where = Literal[("auto", *PLACES)]
+    Where = stated.Where
 
 
 class SuspendChoices(SafePointChoices, frozen=True, forbid_unknown_fields=True):

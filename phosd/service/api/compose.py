@@ -2,20 +2,22 @@
 
 from phosd.bus import ROOT, Connection
 from phosd.engine.job.journal import Journal
+from phosd.interface.manager import MANAGER
+from phosd.interface.methods import GPU, IMAGE, JOB, PROCESS
 from phosd.service.api.images import Images
 from phosd.service.api.inventory import Inventory
-from phosd.service.api.job_interface import JobMethods, job_interface
+from phosd.service.api.job_interface import JOB_READERS, JobMethods
 from phosd.service.api.job_reports import JobReports
 from phosd.service.api.listing import Lists
 from phosd.service.api.maintenance import Upkeep
-from phosd.service.api.manager import Manager, manager_interface
+from phosd.service.api.manager import MANAGER_READERS, Manager
 from phosd.service.api.moves import Moves
 from phosd.service.api.namespaces import Namespaces
 from phosd.service.api.object_interfaces import (
+    GPU_READERS,
+    IMAGE_READERS,
+    PROCESS_READERS,
     ObjectInterfaces,
-    gpu_interface,
-    image_interface,
-    process_interface,
 )
 from phosd.service.api.object_methods import GpuMethods, ImageMethods, ProcessMethods
 from phosd.service.api.pruning import Pruning
@@ -25,6 +27,7 @@ from phosd.service.dbus.caller_pids import CallerPids
 from phosd.service.dbus.object_tree import ObjectTree
 from phosd.service.dbus.polkit import Rights
 from phosd.service.dbus.query_pool import Readers
+from phosd.service.dbus.spec import serve
 from phosd.service.history.history import History
 from phosd.service.jobs.engine import Engine
 from phosd.service.jobs.table import JobTable
@@ -48,7 +51,7 @@ def compose(config: Config, engine: Engine, connection: Connection, history: His
     readers = Readers()
     samples = Samples()
     journal = Journal(config.runtime_dir / "journal")
-    job_object = job_interface(JobMethods(rights, lambda job: jobs.cancel(job)))
+    job_object = serve(JOB, JOB_READERS, JobMethods(rights, lambda job: jobs.cancel(job)))
     reports = JobReports(
         *(journal, history, tree, job_object),
         lambda job: manager.publish_results(job),
@@ -65,12 +68,12 @@ def compose(config: Config, engine: Engine, connection: Connection, history: His
         lambda target: inventory.suspended(target.pid),
         verifications.rehearse_next,
     )
+    of_processes = ProcessMethods(engine, history, rights, readers, lambda: analyses.wake())
+    of_images = ImageMethods(engine, rights, readers, lambda: inventory.refresh_images())
     interfaces = ObjectInterfaces(
-        process_interface(
-            ProcessMethods(engine, history, rights, readers, lambda: analyses.wake())
-        ),
-        image_interface(ImageMethods(engine, rights, readers, lambda: inventory.refresh_images())),
-        gpu_interface(GpuMethods(samples)),
+        serve(PROCESS, PROCESS_READERS, of_processes),
+        serve(IMAGE, IMAGE_READERS, of_images),
+        serve(GPU, GPU_READERS, GpuMethods(samples)),
     )
     inventory = Inventory(config, engine, tree, history, periodic, interfaces, samples)
     upkeep = Upkeep(config, engine, history, jobs, inventory, periodic, lambda: tree.changed(ROOT))
@@ -85,7 +88,8 @@ def compose(config: Config, engine: Engine, connection: Connection, history: His
         *(inventory, upkeep, analyses),
     )
     pids = CallerPids(config.runtime_dir, connection.pid_of, readers)
-    interface = manager_interface(
+    served = serve(
+        *(MANAGER, MANAGER_READERS),
         Images(
             *(engine, history, jobs, rights, checkpoints, verifications, periodic, readers),
             *(pids, inventory, write_down),
@@ -96,5 +100,5 @@ def compose(config: Config, engine: Engine, connection: Connection, history: His
         Namespaces(engine, connection.pid_of, readers),
         Transfers(engine, jobs, rights, readers, write_down),
     )
-    tree.publish(ROOT, interface, manager, owner=None)
+    tree.publish(ROOT, served, manager, owner=None)
     return manager

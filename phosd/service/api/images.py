@@ -62,10 +62,10 @@ class Images:
         self._inventory = inventory
         self._write_down = write_down
 
-    @method("Checkpoint", "ua{sv}", job="o")
+    @method("Checkpoint")
     async def checkpoint(self, caller: Caller, pid: int, options: CheckpointRequest) -> str:
         """Save a process while it runs on (then=run), or ends when its image is complete (end), or
-        stands still until Continue (hold); options: {options}.
+        stands still until Continue (hold).
         """
         require_possible(options)
         pid = await self._pids.known_here(caller, pid)
@@ -83,7 +83,7 @@ class Images:
         begin = self._periodic.begin if options.every else self._checkpoints.start
         return job_path(begin(target, options, caller.uid, acting=acting))
 
-    @method("Continue", "ua{sv}")
+    @method("Continue")
     async def go_on(self, caller: Caller, pid: int) -> None:
         """Resume a program that a checkpoint holds, as its image is complete."""
         pid = await self._pids.known_here(caller, pid)
@@ -91,9 +91,9 @@ class Images:
         await self._may_stop(caller, target)
         self._checkpoints.go_on(target)
 
-    @method("Restore", "sa{sv}", job="o")
+    @method("Restore")
     async def restore(self, caller: Caller, image: str, options: RestoreRequest) -> str:
-        """Bring an image back to life; options: {options}."""
+        """Bring an image back to life."""
         if options.gpu:
             require_destination(options.gpu)
         manifest, acting = await self._image_for(caller, Action.RESTORE, image)
@@ -119,13 +119,12 @@ class Images:
         )
         return job_path(self._jobs.submit(task, self._write_down))
 
-    @method("TryCheckpoint", "ua{sv}", checks="a(sss)")
+    @method("TryCheckpoint")
     async def try_checkpoint(
         self, caller: Caller, pid: int, options: CheckpointRequest
     ) -> list[CheckRow]:
         """List what a checkpoint checks before it begins: what, the error that stands in its way
-        (empty: none), and that error's message or what was found; nothing is stopped or saved;
-        options: {options}.
+        (empty: none), and that error's message or what was found; nothing is stopped or saved.
         """
         pid = await self._pids.known_here(caller, pid)
         target = identify(pid)
@@ -139,13 +138,11 @@ class Images:
         )
         return [check_row(each) for each in found]
 
-    @method("TryRestore", "sa{sv}", checks="a(sss)")
+    @method("TryRestore")
     async def try_restore(
         self, caller: Caller, image: str, options: RestoreRequest
     ) -> list[CheckRow]:
-        """List what a restore checks before it begins, as TryCheckpoint does; nothing is restored;
-        options: {options}.
-        """
+        """List what a restore checks before it begins, as TryCheckpoint does."""
         if options.gpu:
             require_destination(options.gpu)
         _, acting = await self._image_for(caller, Action.RESTORE, image)
@@ -161,14 +158,14 @@ class Images:
         pid = await self._pids.known_here(caller, options.cgroups_of)
         return msgspec.structs.replace(options, cgroups_of=pid)
 
-    @method("VerifyImage", "sa{sv}", job="o")
+    @method("VerifyImage")
     async def verify_image(self, caller: Caller, image: str, options: VerifyRequest) -> str:
-        """Read every byte of an image again, or rehearse its restore; options: {options}."""
+        """Read every byte of an image again, or rehearse its restore."""
         action = Action.RESTORE if options.rehearse else Action.VERIFY
         manifest, acting = await self._image_for(caller, action, image)
         return job_path(self._verifications.start(manifest, options, caller.uid, acting))
 
-    @method("DeleteImage", "sa{sv}")
+    @method("DeleteImage")
     async def delete_image(self, caller: Caller, image: str) -> None:
         """Remove an image for good; returns when it is gone."""
         owner = None

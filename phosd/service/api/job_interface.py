@@ -1,17 +1,14 @@
-"""Define the D-Bus interface of a job.
-
-Times are microseconds since the epoch (0: unknown), sizes bytes, durations seconds.
-"""
+"""Read the properties of a job, which :mod:`phosd.interface` describes, and cancel it."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from phosd.engine.job.progress import PhaseRecord
 from phosd.service.api.views import microseconds
 from phosd.service.dbus.caller import Caller
 from phosd.service.dbus.polkit import Action, Rights
-from phosd.service.dbus.spec import Interface, Property, method, methods_of
+from phosd.service.dbus.spec import method
 from phosd.service.jobs.table import Job, JobState
 
 _MOST_SUSPECTS = 100
@@ -25,7 +22,7 @@ class JobMethods:
         self._rights = rights
         self._cancel = cancel
 
-    @method("Cancel", "a{sv}")
+    @method("Cancel")
     async def cancel(self, caller: Caller, job: Job) -> None:
         """Stop at the next safe point; the program runs on."""
         number = job.number
@@ -70,231 +67,6 @@ def describe_phase(phase: PhaseRecord) -> list[Any]:
     return [phase.name, phase.stopped, seconds, phase.bytes_done, phase.bytes_total]
 
 
-def job_interface(methods: JobMethods | type[JobMethods]) -> Interface:
-    """Return ``org.phos.Job1``. Texts of a job may name files, so they are private to its owner."""
-    return Interface(
-        "org.phos.Job1",
-        "A piece of long work.",
-        methods_of(methods),
-        (
-            Property(
-                "Number",
-                "u",
-                "Its number, which no other job of this node ever has.",
-                lambda job: job.number,
-                constant=True,
-            ),
-            Property(
-                "Operation",
-                "s",
-                "checkpoint, restore, verify, delete, recover, migrate, suspend, resume or swap.",
-                lambda job: job.task.operation,
-                constant=True,
-            ),
-            Property(
-                "Target",
-                "s",
-                (
-                    "The pid, or the id of the image, that it is about; of a swap who leaves and "
-                    "who comes."
-                ),
-                lambda job: job.task.target,
-                private=True,
-                constant=True,
-            ),
-            Property(
-                "Owner",
-                "u",
-                "The user id that asked for it.",
-                lambda job: job.task.owner,
-                constant=True,
-            ),
-            Property(
-                "State",
-                "s",
-                "queued, running, done, failed or cancelled.",
-                lambda job: str(job.state),
-            ),
-            Property(
-                "Position",
-                "u",
-                "Its place among the jobs that wait, from 1; 0 when it does not wait.",
-                lambda job: job.position,
-            ),
-            Property(
-                "Phase",
-                "s",
-                "What it does now, by the names of the protocol.",
-                lambda job: current_phase(job).name,
-            ),
-            Property(
-                "ProgramStopped", "b", "Whether the program stands still now.", _program_stopped
-            ),
-            Property("Progress", "d", "How much of the phase is done, 0..1.", share_done),
-            Property("ProgressValid", "b", "Whether Progress says anything.", _progress_valid),
-            Property(
-                "BytesDone",
-                "t",
-                "Bytes of the phase that are done.",
-                lambda job: current_phase(job).bytes_done,
-            ),
-            Property(
-                "BytesTotal",
-                "t",
-                "Bytes of the phase in all; 0: not known.",
-                lambda job: current_phase(job).bytes_total,
-            ),
-            Property(
-                "Rate", "d", "Bytes a second of the phase.", lambda job: rate(current_phase(job))
-            ),
-            Property(
-                "Started",
-                "t",
-                (
-                    "When it began, or was asked for while it waits, in microseconds since the "
-                    "epoch."
-                ),
-                lambda job: microseconds(job.started),
-            ),
-            Property(
-                "Ended",
-                "t",
-                "When it ended, in microseconds since the epoch; 0: it has not.",
-                lambda job: microseconds(job.ended),
-            ),
-            Property(
-                "ExpectedEnd",
-                "t",
-                "When the phase should end, in microseconds since the epoch; 0: not known.",
-                expected_end,
-            ),
-            Property(
-                "StopSeconds",
-                "d",
-                "For how many seconds the program has stood still.",
-                lambda job: job.progress.stop_seconds,
-            ),
-            Property(
-                "Mode",
-                "s",
-                (
-                    "The mode of a checkpoint or a migration, or where the memory of a suspended "
-                    "process goes: as it was asked for; once done, what was used."
-                ),
-                lambda job: job.outcome.mode or job.task.mode,
-            ),
-            Property(
-                "Why", "s", "Why that mode was used.", lambda job: job.outcome.why, private=True
-            ),
-            Property(
-                "Destination",
-                "s",
-                "Where a process is to go, as the caller said it; empty: nowhere else.",
-                lambda job: job.task.destination,
-                constant=True,
-            ),
-            Property(
-                "WrongGuesses",
-                "u",
-                "How often the program wrote where phosd did not expect it.",
-                lambda job: job.progress.wrong_guesses,
-            ),
-            Property(
-                "Suspects",
-                "as",
-                "The kernels of which one made a guess wrong.",
-                _suspects,
-                private=True,
-            ),
-            Property(
-                "DrainedBytes",
-                "t",
-                "Bytes of device memory saved so far, of all attempts.",
-                lambda job: job.drained.bytes,
-            ),
-            Property(
-                "DrainRate",
-                "d",
-                "Bytes of device memory saved a second.",
-                lambda job: job.drained.rate,
-            ),
-            Property(
-                "Scheduled",
-                "b",
-                "Whether it is a periodic checkpoint.",
-                lambda job: job.task.scheduled,
-                constant=True,
-            ),
-            Property(
-                "Details",
-                "a{sd}",
-                "Figures of the mode that was used, units in their names.",
-                _details,
-                private=True,
-            ),
-            Property(
-                "Notes",
-                "as",
-                "What a reader should know.",
-                lambda job: list(job.progress.notes),
-                private=True,
-            ),
-            Property(
-                "Phases",
-                "a(sbdtt)",
-                (
-                    "Each phase: name, whether the program stood still, seconds, bytes done, "
-                    "bytes in all."
-                ),
-                lambda job: [describe_phase(p) for p in job.progress.phases],
-            ),
-            Property(
-                "Cancelable",
-                "b",
-                "Whether Cancel can still do something.",
-                lambda job: not job.state.ended,
-            ),
-            Property(
-                "Result",
-                "s",
-                (
-                    "What it made: an image id, or the pid of a process that was restored or "
-                    "swapped in; what it recovered; which GPU became which (0:1,1:0); or where "
-                    "memory was put."
-                ),
-                lambda job: job.outcome.result or job.progress.result,
-                private=True,
-            ),
-            Property(
-                "Error",
-                "s",
-                "The last part of the name of the error that ended it.",
-                lambda job: job.error.code if job.error else "",
-            ),
-            Property(
-                "ErrorReason",
-                "s",
-                "A code for what stood in the way; empty: none.",
-                lambda job: job.error.reason if job.error else "",
-            ),
-            Property(
-                "Hint",
-                "s",
-                "What to do next; Message says it, too.",
-                lambda job: job.error.hint if job.error else "",
-                private=True,
-            ),
-            Property(
-                "Message",
-                "s",
-                "What that error says.",
-                lambda job: str(job.error) if job.error else "",
-                private=True,
-            ),
-        ),
-    )
-
-
 def _details(job: Job) -> dict[str, float]:
     return {name: float(x) for name, x in job.progress.figures.measured().items()}
 
@@ -310,3 +82,41 @@ def _program_stopped(job: Job) -> bool:
 
 def _progress_valid(job: Job) -> bool:
     return job.state is JobState.DONE or current_phase(job).bytes_total > 0
+
+
+JOB_READERS: Mapping[str, Callable[[Job], object]] = {
+    "Number": lambda job: job.number,
+    "Operation": lambda job: job.task.operation,
+    "Target": lambda job: job.task.target,
+    "Owner": lambda job: job.task.owner,
+    "State": lambda job: str(job.state),
+    "Position": lambda job: job.position,
+    "Phase": lambda job: current_phase(job).name,
+    "ProgramStopped": _program_stopped,
+    "Progress": share_done,
+    "ProgressValid": _progress_valid,
+    "BytesDone": lambda job: current_phase(job).bytes_done,
+    "BytesTotal": lambda job: current_phase(job).bytes_total,
+    "Rate": lambda job: rate(current_phase(job)),
+    "Started": lambda job: microseconds(job.started),
+    "Ended": lambda job: microseconds(job.ended),
+    "ExpectedEnd": expected_end,
+    "StopSeconds": lambda job: job.progress.stop_seconds,
+    "Mode": lambda job: job.outcome.mode or job.task.mode,
+    "Why": lambda job: job.outcome.why,
+    "Destination": lambda job: job.task.destination,
+    "WrongGuesses": lambda job: job.progress.wrong_guesses,
+    "Suspects": _suspects,
+    "DrainedBytes": lambda job: job.drained.bytes,
+    "DrainRate": lambda job: job.drained.rate,
+    "Scheduled": lambda job: job.task.scheduled,
+    "Details": _details,
+    "Notes": lambda job: list(job.progress.notes),
+    "Phases": lambda job: [describe_phase(p) for p in job.progress.phases],
+    "Cancelable": lambda job: not job.state.ended,
+    "Result": lambda job: job.outcome.result or job.progress.result,
+    "Error": lambda job: job.error.code if job.error else "",
+    "ErrorReason": lambda job: job.error.reason if job.error else "",
+    "Hint": lambda job: job.error.hint if job.error else "",
+    "Message": lambda job: str(job.error) if job.error else "",
+}

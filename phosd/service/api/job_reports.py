@@ -10,7 +10,7 @@ from phosd.engine.job.journal import JobRecord, Journal
 from phosd.engine.system.procfs import boot_id
 from phosd.service.api.views import job_path
 from phosd.service.dbus.object_tree import ObjectTree
-from phosd.service.dbus.spec import Interface
+from phosd.service.dbus.spec import Served
 from phosd.service.history import events
 from phosd.service.history.history import History
 from phosd.service.jobs.listener import Listener
@@ -19,7 +19,7 @@ from phosd.service.process_identity import Target
 
 
 class JobReports:
-    """Reports jobs through the listener of the job table. ``interface`` is the D-Bus interface of
+    """Reports jobs through the listener of the job table. ``served`` is the D-Bus interface of
     jobs; ``concluding`` is awaited before a job has ended, ``after`` called when it has. Use it on
     the event loop only.
     """
@@ -29,14 +29,14 @@ class JobReports:
         journal: Journal,
         history: History,
         tree: ObjectTree,
-        interface: Interface,
+        served: Served,
         concluding: Callable[[Job], Awaitable[None]],
         after: Callable[[Job], None],
     ) -> None:
         self._journal = journal
         self._history = history
         self._tree = tree
-        self._interface = interface
+        self._served = served
         self._concluding = concluding
         self._after = after
 
@@ -72,7 +72,7 @@ class JobReports:
 
     def _started(self, job: Job) -> None:
         self._history.job(job)
-        self._tree.publish(job_path(job), self._interface, job, job.task.owner)
+        self._tree.publish(job_path(job), self._served, job, job.task.owner)
         self._tree.signal(ROOT, "JobNew", job_path(job))
 
     def _moved(self, job: Job) -> None:

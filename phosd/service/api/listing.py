@@ -46,7 +46,7 @@ class Lists:
         self._readers = readers
         self._pids = pids
 
-    @method("GetProcess", "u", process="o")
+    @method("GetProcess")
     async def get_process(self, caller: Caller, pid: int) -> str:
         """Return the object of a GPU process."""
         pid = await self._pids.known_here(caller, pid)
@@ -62,7 +62,7 @@ class Lists:
         await self._rights.require_sight(caller, owner, f"process {pid}")
         return path
 
-    @method("GetImage", "s", path="o")
+    @method("GetImage")
     async def get_image(self, caller: Caller, image: str) -> str:
         """Return the object of an image."""
         path = image_path(image)
@@ -74,7 +74,7 @@ class Lists:
         await self._rights.require_sight(caller, view.manifest.owner, f"image {image}")
         return path
 
-    @method("GetJob", "u", job="o")
+    @method("GetJob")
     async def get_job(self, caller: Caller, number: int) -> str:
         """Return the object of a job that runs or ended lately."""
         job = self._jobs.numbered(number)
@@ -86,7 +86,7 @@ class Lists:
         await self._rights.require_sight(caller, job.task.owner, f"job {number}")
         return job_path(job)
 
-    @method("ListProcesses", processes="a(uustsso)")
+    @method("ListProcesses")
     async def list_processes(self, caller: Caller) -> list[ProcessRow]:
         """List the GPU processes that the caller may see: pid, user, command line, device bytes,
         hook state, state, path.
@@ -106,7 +106,7 @@ class Lists:
             for path, p in await self._seen(caller, found, lambda item: item[1].uid)
         ]
 
-    @method("ListImages", images="a(stuttso)")
+    @method("ListImages")
     async def list_images(self, caller: Caller) -> list[ImageRow]:
         """List the images that the caller may see: id, created, owner, total bytes, stored bytes,
         mode, path.
@@ -126,7 +126,7 @@ class Lists:
             for path, view in await self._seen(caller, found, lambda i: i[1].manifest.owner)
         ]
 
-    @method("ListJobs", jobs="a(ussso)")
+    @method("ListJobs")
     async def list_jobs(self, caller: Caller) -> list[JobRow]:
         """List the jobs that the caller may see: number, operation, target, state, path."""
         return [
@@ -134,7 +134,7 @@ class Lists:
             for job in await self._seen(caller, self._jobs, lambda job: job.task.owner)
         ]
 
-    @method("ListGPUs", gpus="a(usstto)")
+    @method("ListGPUs")
     async def list_gpus(self) -> list[GpuRow]:
         """List the GPUs: ordinal, UUID, name, memory, used memory, path."""
         await self._inventory.refresh_gpus()
@@ -143,13 +143,11 @@ class Lists:
             for path, gpu in sorted(self._inventory.gpus.items(), key=lambda x: x[1].ordinal)
         ]
 
-    @method("ListHistory", "a{sv}", jobs="aa{sv}")
+    @method("ListHistory")
     async def list_history(
         self, caller: Caller, options: HistoryOptions
     ) -> list[dict[str, Variant]]:
-        """List the latest jobs that the caller may see, newest first, with their phases; options:
-        {options}.
-        """
+        """List the latest jobs that the caller may see, newest first, with their phases."""
         owner = None if await self._rights.inspects(caller) else caller.uid
 
         def read() -> list[dict[str, Variant]]:
@@ -162,9 +160,9 @@ class Lists:
 
         return await self._readers.run(caller.uid, read)
 
-    @method("ListEvents", "a{sv}", events="aa{sv}")
+    @method("ListEvents")
     async def list_events(self, caller: Caller, options: EventOptions) -> list[dict[str, Variant]]:
-        """List the latest events that the caller may see, newest first; options: {options}."""
+        """List the latest events that the caller may see, newest first."""
         owner = None if await self._rights.inspects(caller) else caller.uid
         found = await self._readers.run(caller.uid, queries.events, self._history, options, owner)
         return [_told(row) for row in found]

@@ -4,7 +4,7 @@ import asyncio
 import dataclasses
 import logging
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -12,16 +12,15 @@ from phosd import __version__
 from phosd.bus import ROOT
 from phosd.engine.job.affected import InterruptedJob
 from phosd.engine.job.journal import Journal
-from phosd.engine.operations.checkpoint import MODES
 from phosd.engine.system.procfs import boot_id
 from phosd.errors import PhosError, Reason, Unsupported
+from phosd.interface.methods import features
 from phosd.service.api.inventory import Inventory
 from phosd.service.api.maintenance import Upkeep
 from phosd.service.api.views import job_path
 from phosd.service.config import Config
 from phosd.service.dbus.object_tree import ObjectTree
 from phosd.service.dbus.query_pool import Readers
-from phosd.service.dbus.spec import Event, Interface, Property, methods_of
 from phosd.service.history import events
 from phosd.service.history.history import History
 from phosd.service.jobs.engine import Engine
@@ -31,40 +30,6 @@ from phosd.service.tasks.own_checkpoints import OwnCheckpoints
 from phosd.service.tasks.periodic import Periodic
 from phosd.service.tasks.runtime_checkpoints import RuntimeCheckpoints
 
-FEATURES = (
-    "checkpoint",
-    "restore",
-    "verify",
-    "queue",
-    "periodic",
-    "process-blocks",
-    "process-kernels",
-    "process-log",
-    "image-blocks",
-    "history-filters",
-    "events",
-    "gpu-samples",
-    "recover",
-    "migrate",
-    "suspend",
-    "resume",
-    "swap",
-    "evacuate",
-    "prune",
-    "release-cached",
-    "then",
-    "dry-run",
-    "get-one",
-    "error-reasons",
-    "safe-points",
-    "image-notes",
-    "pid-namespaces",
-    "transfers",
-    "restore-gpu",
-    "clones",
-    "rehearsals",
-    "kernel-analysis",
-)
 _CHANGEABLE = ("retention_days", "periodic", "limits", "max_jobs", "jobs_per_gpu", "min_free")
 """Settings that can change while phosd runs."""
 _OF_IMAGES = frozenset(("checkpoint", "verify", "delete", "export", "import"))
@@ -83,7 +48,6 @@ class Manager:
     """The target of the ``org.phos.Manager1`` object. Use it on the event loop only."""
 
     version = __version__
-    features = (*FEATURES, *(f"mode-{mode}" for mode in MODES if mode != "auto"))
 
     config: Config
     engine: Engine
@@ -247,48 +211,9 @@ class Manager:
         task.add_done_callback(done)
 
 
-def manager_interface(*handlers: object) -> Interface:
-    """Return ``org.phos.Manager1``, answered by these handlers or described from their classes.
-
-    Every method that starts work returns a job at once; unknown options are errors.
-    """
-    return Interface(
-        "org.phos.Manager1",
-        "GPU processes of this node: saved, restored, watched.",
-        methods_of(*handlers),
-        (
-            Property("Version", "s", "The version of phosd.", lambda m: m.version, constant=True),
-            Property(
-                "Features",
-                "as",
-                "What this version can do.",
-                lambda m: list(m.features),
-                constant=True,
-            ),
-            Property("GPUs", "ao", "The objects of the GPUs.", lambda m: sorted(m.inventory.gpus)),
-            Property(
-                "Troubles",
-                "as",
-                "What is wrong with phosd's own surroundings.",
-                lambda m: m.upkeep.troubles,
-                private=True,
-            ),
-        ),
-        (
-            Event("JobNew", (("job", "o"),), "A job was accepted."),
-            Event(
-                "JobRemoved",
-                (("job", "o"), ("result", "s")),
-                "A job has ended; result is its state.",
-            ),
-            Event("ProcessNew", (("process", "o"),), "A process uses a GPU now."),
-            Event("ProcessRemoved", (("process", "o"),), "A GPU process has ended."),
-            Event("ImageNew", (("image", "o"),), "An image is complete."),
-            Event("ImageRemoved", (("image", "o"),), "An image is gone."),
-            Event(
-                "EventNew",
-                (("severity", "s"), ("kind", "s")),
-                "Something happened; ListEvents tells those whom it concerns what.",
-            ),
-        ),
-    )
+MANAGER_READERS: Mapping[str, Callable[[Manager], object]] = {
+    "Version": lambda manager: manager.version,
+    "Features": lambda _: list(features()),
+    "GPUs": lambda manager: sorted(manager.inventory.gpus),
+    "Troubles": lambda manager: manager.upkeep.troubles,
+}

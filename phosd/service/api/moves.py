@@ -68,12 +68,12 @@ class Moves:
         self._write_down = write_down
         self._thawing: set[asyncio.Task[None]] = set()
 
-    @method("Migrate", "usa{sv}", job="o")
+    @method("Migrate")
     async def migrate(
         self, caller: Caller, pid: int, destination: str, options: MigrateRequest
     ) -> str:
         """Move a process to another GPU (its number, the beginning of its UUID, or old:new for each
-        of several, with commas) while it runs on; options: {options}.
+        of several, with commas) while it runs on.
         """
         require_destination(destination)
         target, acting = await self._theirs(caller, pid)
@@ -86,11 +86,9 @@ class Moves:
         move = _Move("migrate", (target,), options, options.mode, destination)
         return job_path(self._begin(caller, move, work))
 
-    @method("Suspend", "ua{sv}", job="o")
+    @method("Suspend")
     async def suspend(self, caller: Caller, pid: int, options: SuspendRequest) -> str:
-        """Take a process off its GPUs, to host memory or disk; it keeps its pid. Options:
-        {options}.
-        """
+        """Take a process off its GPUs, to host memory or disk; it keeps its pid."""
         target, acting = await self._theirs(caller, pid)
         if options.thaw:
             _require_thawed(target.pid)
@@ -105,9 +103,9 @@ class Moves:
             self._thaw_behind_resumption(target.pid, job)
         return job_path(job)
 
-    @method("Resume", "ua{sv}", job="o")
+    @method("Resume")
     async def resume(self, caller: Caller, pid: int, options: ResumeRequest) -> str:
-        """Bring a suspended process back, on its GPUs or others; options: {options}."""
+        """Bring a suspended process back, on its GPUs or others."""
         if options.gpu:
             require_destination(options.gpu)
         target, acting = await self._theirs(caller, pid)
@@ -119,9 +117,9 @@ class Moves:
         move = _Move("resume", (target,), options, destination=options.gpu)
         return job_path(self._begin(caller, move, work))
 
-    @method("Swap", "uua{sv}", job="o")
+    @method("Swap")
     async def swap(self, caller: Caller, leaving: int, coming: int, options: SuspendRequest) -> str:
-        """Suspend one process and resume another in its place; options: {options}."""
+        """Suspend one process and resume another in its place."""
         if leaving == coming:
             raise InvalidOption(
                 f"process {leaving} cannot take its own place",
@@ -143,7 +141,7 @@ class Moves:
         move = _Move("swap", (out, come), options, options.where)
         return job_path(self._begin(caller, move, work))
 
-    @method("PlanEvacuation", "sa{sv}", steps="a(ustsss)")
+    @method("PlanEvacuation")
     async def plan_evacuation(self, caller: Caller, gpu: str) -> list[StepRow]:
         """Plan how to clear a GPU of the processes that the caller may see, a step for each: pid,
         migrate, suspend or stay, bytes on the GPU, destination for Migrate, why, command line.
@@ -157,7 +155,7 @@ class Moves:
         steps = await self._readers.run(caller.uid, self._plan, found, caller, everybody)
         return [_told(found.ordinal, step) for step in steps]
 
-    @method("Recover", "ua{sv}", done="s")
+    @method("Recover")
     async def recover(self, caller: Caller, pid: int) -> str:
         """Let a process run again that was left locked, checkpointed or parked. Returns afterwards,
         with what was done.

@@ -31,13 +31,13 @@ class Namespaces:
         self._pid_of = pid_of
         self._readers = readers
 
-    @method("MakePidNamespace", "sa{sv}", keeper="u")
+    @method("MakePidNamespace")
     async def make_pid_namespace(
         self, caller: Caller, socket: str, options: NamespaceOptions
     ) -> int:
         """Make a pid namespace for a program of the caller's, with the caller's limits. Its first
         process, whose pid is returned, connects to an abstract socket and is told there what to
-        start; options: {options}.
+        start.
         """
         pid = await self._pid_of(caller.name)
         return await self._readers.run(

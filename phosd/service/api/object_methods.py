@@ -102,23 +102,23 @@ class ProcessMethods:
         self._readers = readers
         self._wake_analysis = wake_analysis
 
-    @method("ListBlocks", "a{sv}", blocks="a(tttias)")
+    @method("ListBlocks")
     async def list_blocks(
         self, caller: Caller, view: ProcessView, options: BlockOptions
     ) -> list[BlockRow]:
         """List the device memory of the process by id: id, address, size, GPU (-1: host memory),
-        flags; options: {options}.
+        flags.
         """
         found = await self._ask(caller, view, lambda _, process: self._engine.blocks(process))
         return [_block(block, gpu) for block, gpu in found[: options.limit]]
 
-    @method("ListKernels", "a{sv}", kernels="a(sstb)")
+    @method("ListKernels")
     async def list_kernels(
         self, caller: Caller, view: ProcessView, options: KernelOptions
     ) -> list[KernelRow]:
         """List the kernels launched since a checkpoint last began to copy on write, and the
         program's suspects that were not (0 launches), suspects first: name, hash of the module,
-        launches, whether it is a suspect; options: {options}.
+        launches, whether it is a suspect.
         """
 
         def read(target: Target, process: ProcessId) -> list[KernelRow]:
@@ -136,13 +136,12 @@ class ProcessMethods:
 
         return await self._ask(caller, view, read)
 
-    @method("DescribeKernels", "a{sv}", kernels="aa{sv}")
+    @method("DescribeKernels")
     async def describe_kernels(
         self, caller: Caller, view: ProcessView, options: KernelOptions
     ) -> list[dict[str, Variant]]:
         """Tell of kernels that were launched since they are counted, those launched most first,
-        what the analysis of their machine code knows, as docs/reference/dbus.md lists it; options:
-        {options}.
+        what the analysis of their machine code knows, as docs/reference/dbus.md lists it.
         """
         uid = view.process.uid
         found = await self._ask(
@@ -151,11 +150,11 @@ class ProcessMethods:
         found.sort(key=lambda one: (-one.kernel.launches, one.kernel.name))
         return [_known(one) for one in found[: options.limit]]
 
-    @method("AnalyseKernels", "a{sv}", waiting="u")
+    @method("AnalyseKernels")
     async def analyse_kernels(
         self, caller: Caller, view: ProcessView, options: AnalyseOptions
     ) -> int:
-        """Have the process's kernels analysed before others; options: {options}. Returns how many
+        """Have the process's kernels analysed before others. Returns how many
         are still to be.
         """
         uid, seconds = view.process.uid, options.count
@@ -165,10 +164,10 @@ class ProcessMethods:
         self._wake_analysis()
         return waiting
 
-    @method("TrustKernels", "a{sv}", count="u")
+    @method("TrustKernels")
     async def trust_kernels(self, caller: Caller, view: ProcessView, options: TrustOptions) -> int:
         """Clear suspects of the program: from the next checkpoint on, what they write is predicted
-        from their arguments again; options: {options} (those of this name only). Returns how many.
+        from their arguments again. Returns how many.
         """
         target = _still(view)
         await self._rights.require(
@@ -190,7 +189,7 @@ class ProcessMethods:
 
         return await self._readers.run(caller.uid, trust)
 
-    @method("ReadLog", "a{sv}", log="s")
+    @method("ReadLog")
     async def read_log(self, caller: Caller, view: ProcessView) -> str:
         """Return what the hook in the process has counted and noted, a line each."""
         return await self._ask(caller, view, lambda _, process: self._engine.hook_log(process))
@@ -220,19 +219,19 @@ class ImageMethods:
         self._readers = readers
         self._look_again = look_again
 
-    @method("ListBlocks", "a{sv}", blocks="a(utttiutt)")
+    @method("ListBlocks")
     async def list_blocks(
         self, caller: Caller, view: ImageView, options: ImageBlockOptions
     ) -> list[ImageBlockRow]:
         """List the device memory of the image in the order in which it is loaded: pid, id, address,
         size, GPU (-1: host memory), chunks (0: another row has them), stored bytes, bytes of those
-        that an older image holds, too; options: {options}.
+        that an older image holds, too.
         """
         manifest = view.manifest
         await self._rights.require_sight(caller, manifest.owner, f"image {manifest.id}")
         return await self._readers.run(caller.uid, _content, view, options)
 
-    @method("SetNote", "sa{sv}")
+    @method("SetNote")
     async def set_note(self, caller: Caller, view: ImageView, note: str) -> None:
         """Write a note of the image, a line of at most 200 characters, in place of the one that it
         has; empty: take that away.
@@ -251,11 +250,10 @@ class GpuMethods:
     def __init__(self, samples: Samples) -> None:
         self._samples = samples
 
-    @method("ListSamples", "a{sv}", samples="a(tdtdd)")
+    @method("ListSamples")
     async def list_samples(self, gpu: GpuInfo, options: SampleOptions) -> list[SampleRow]:
         """Return the samples of the last ten minutes, oldest first: time in microseconds since the
-        epoch, utilisation, used memory, temperature, power, as the properties have them; options:
-        {options}.
+        epoch, utilisation, used memory, temperature, power, as the properties have them.
         """
         found = self._samples.of(gpu.uuid)
         if not found:

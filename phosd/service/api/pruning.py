@@ -50,12 +50,12 @@ class Pruning:
         self._jobs = jobs
         self._readers = readers
 
-    @method("PlanPruning", "sa{sv}", things="a(sstts)")
+    @method("PlanPruning")
     async def plan_pruning(
         self, caller: Caller, outputs: str, options: PruneOptions
     ) -> list[ThingRow]:
         """List what nothing needs any more of what is the caller's: image or output, id or name in
-        the folder of outputs, bytes, time, why; nothing is removed; options: {options}.
+        the folder of outputs, bytes, time, why; nothing is removed.
         """
         used = in_use(self._jobs)
 
@@ -71,13 +71,11 @@ class Pruning:
 
         return await self._readers.run(caller.uid, plan)
 
-    @method("RemoveOutputs", "sasa{sv}", removed="as")
+    @method("RemoveOutputs")
     async def remove_outputs(
         self, caller: Caller, outputs: str, names: list[str], options: OutputOptions
     ) -> list[str]:
-        """Remove output folders of `phos run` by name, but those that something needs; options:
-        {options}. Returns the names of those that are gone.
-        """
+        """Remove output folders by name, but those that something needs; return which are gone."""
         before = age_clock() - options.older
         return await self._readers.run(
             caller.uid,

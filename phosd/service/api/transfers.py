@@ -43,9 +43,9 @@ class Transfers:
         self._readers = readers
         self._write_down = write_down
 
-    @method("Export", "ssa{sv}", job="o")
+    @method("Export")
     async def export(self, caller: Caller, image: str, socket: str, options: JobOptions) -> str:
-        """Send an image to the caller, who listens at an abstract socket; options: {options}."""
+        """Send an image to the caller, who listens at an abstract socket."""
         manifest = await asyncio.to_thread(self._engine.image, image)
         acting = await self._rights.require(
             caller, Action.EXPORT, manifest.owner, f"image {image}", image=image
@@ -58,10 +58,10 @@ class Transfers:
         # No claim on the image: it may be restored meanwhile, and what is read is not deleted.
         return self._begin("export", image, caller, work, options.token)
 
-    @method("Import", "sa{sv}", job="o")
+    @method("Import")
     async def import_(self, caller: Caller, socket: str, options: ImportRequest) -> str:
         """Store an image that the caller sends, who listens at an abstract socket; the job's
-        result is its id here; options: {options}.
+        result is its id here.
         """
         owner = await self._future_owner(caller, options)
 
@@ -71,12 +71,12 @@ class Transfers:
 
         return self._begin("import", _IMPORTED, caller, work, options.token)
 
-    @method("TryImport", "sa{sv}", checks="a(sss)")
+    @method("TryImport")
     async def try_import(
         self, caller: Caller, socket: str, options: ImportRequest
     ) -> list[CheckRow]:
         """List what stands in the way of an import, and of a restore here, as TryRestore does; the
-        caller sends the beginning of the image, and nothing is stored; options: {options}.
+        caller sends the beginning of the image, and nothing is stored.
         """
         owner = await self._future_owner(caller, options)
         found = await self._readers.run(

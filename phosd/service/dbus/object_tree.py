@@ -12,6 +12,7 @@ from xml.etree import ElementTree
 
 from phosd.bus import ROOT, Call, CallError, Connection, Variant
 from phosd.errors import NotAuthorized
+from phosd.interface.model import Interface, Method
 from phosd.service.dbus.call_queue import CallQueue
 from phosd.service.dbus.caller import Caller
 from phosd.service.dbus.spec import (
@@ -21,8 +22,7 @@ from phosd.service.dbus.spec import (
     PEER,
     PROPERTIES,
     STANDARD,
-    Interface,
-    Method,
+    Served,
     describe,
 )
 
@@ -36,25 +36,29 @@ Inspects = Callable[[Caller], Awaitable[bool]]
 
 @dataclass
 class Published:
-    """One object on the bus; its interface reads the properties from ``target``.
+    """One object on the bus; what is ``served`` reads its properties from ``target``.
 
     Only the owner and administrators may read it. Without an owner everybody may, except private
     properties. ``told`` has the values as of the last signal.
     """
 
-    interface: Interface
+    served: Served
     target: Any
     owner: int | None
     told: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def interface(self) -> Interface:
+        return self.served.interface
+
     def read(self) -> dict[str, Any]:
         """Return the present values of the properties."""
-        return {p.name: p.read(self.target) for p in self.interface.properties}
+        return {name: read(self.target) for name, read in self.served.read.items()}
 
     def values(self, *, private: bool = True) -> dict[str, Variant]:
         """Return the properties as D-Bus variants, optionally without the private ones."""
         return {
-            p.name: Variant(p.signature, p.read(self.target))
+            p.name: Variant(p.signature, self.served.read[p.name](self.target))
             for p in self.interface.properties
             if private or not p.private
         }
@@ -73,12 +77,12 @@ class ObjectTree:
         self._objects: dict[str, Published] = {}
         connection.serve(CallQueue(connection, self._answer))
 
-    def publish(self, path: str, interface: Interface, target: Any, owner: int | None) -> None:
+    def publish(self, path: str, served: Served, target: Any, owner: int | None) -> None:
         """Publish an object. Only uid ``owner`` and administrators may read it."""
-        published = self._objects[path] = Published(interface, target, owner)
+        published = self._objects[path] = Published(served, target, owner)
         published.told = published.read()
         if path != ROOT:
-            values = {interface.name: published.values(private=False)}
+            values = {served.interface.name: published.values(private=False)}
             self._connection.emit(ROOT, MANAGER, "InterfacesAdded", "oa{sa{sv}}", path, values)
 
     def withdraw(self, path: str) -> None:
@@ -114,8 +118,8 @@ class ObjectTree:
     def signal(self, path: str, member: str, *args: Any) -> None:
         """Emit a signal that the object's interface declares."""
         interface = self._objects[path].interface
-        takes = next(signal.takes for signal in interface.signals if signal.name == member)
-        signature = "".join(part for _, part in takes)
+        (declared,) = (each for each in interface.signals if each.name == member)
+        signature = "".join(part for _, part in declared.arguments)
         self._connection.emit(path, interface.name, member, signature, *args)
 
     async def _answer(self, call: Call, caller: Caller) -> tuple[str, list[Any]]:
@@ -140,7 +144,8 @@ class ObjectTree:
                 values = await self._properties(call, published, caller)
             else:
                 method = _method(call, published.interface)
-                values = await method.run(caller, published.target, *call.args)
+                run = published.served.run[method.name]
+                values = await run(caller, published.target, *call.args)
         return method.reply_signature, values
 
     async def _properties(self, call: Call, published: Published, caller: Caller) -> list[Any]:
@@ -166,7 +171,7 @@ class ObjectTree:
             )
         if found.private and published.owner is None and not await self._inspects(caller):
             raise NotAuthorized(f"{name} is for administrators", hint="ask as root")
-        return [Variant(found.signature, found.read(published.target))]
+        return [Variant(found.signature, published.served.read[name](published.target))]
 
     async def _require_open(self, path: str, published: Published, caller: Caller) -> None:
         if not published.open_to(caller) and not await self._inspects(caller):
@@ -217,7 +222,7 @@ def _method(call: Call, *interfaces: Interface) -> Method:
                 raise CallError(
                     f"{_ERROR}.InvalidArgs",
                     f"{method.name} takes '{method.signature}' "
-                    f"({', '.join(name for name, _ in method.takes)}), not '{call.signature}'",
+                    f"({', '.join(name for name, _ in method.arguments)}), not '{call.signature}'",
                 )
     raise CallError(
         f"{_ERROR}.UnknownMethod",

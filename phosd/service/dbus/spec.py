@@ -1,4 +1,8 @@
-"""Describe D-Bus interfaces as data, collected from handlers, and generate introspection XML."""
+"""Serve the interfaces of phosd: a handler for each method, a reader for each property.
+
+What an interface has is said in :mod:`phosd.interface`. What does not fit it is a
+:class:`TypeError` when phosd starts.
+"""
 
 import inspect
 import re
@@ -9,8 +13,8 @@ from xml.etree import ElementTree
 
 import msgspec
 
-from phosd.bus import complete_types
 from phosd.errors import InvalidOption
+from phosd.interface.model import Event, Interface, Method, Option, options_of
 from phosd.service.dbus.caller import Caller
 
 _DBUS = "org.freedesktop.DBus"
@@ -21,79 +25,27 @@ PEER = f"{_DBUS}.Peer"
 _DOC = "org.gtk.GDBus.DocString"
 _EMITS = f"{_DBUS}.Property.EmitsChangedSignal"
 
-Args = tuple[tuple[str, str], ...]
-"""Name and D-Bus signature of each argument."""
-_OPTIONS = ("options", "a{sv}")
 _PYTHON: Mapping[str, object] = {"u": int, "s": str, "as": list[str]}
 """Python type of a handler's parameter by D-Bus type."""
+_KINDS: Mapping[type[msgspec.inspect.Type], str] = {
+    msgspec.inspect.BoolType: "b",
+    msgspec.inspect.IntType: "ut",
+    msgspec.inspect.FloatType: "d",
+    msgspec.inspect.StrType: "s",
+    msgspec.inspect.LiteralType: "s",
+    msgspec.inspect.EnumType: "s",
+}
+"""D-Bus types of an option by the type of the Struct's field."""
 _DECLARED = "_dbus_method"
 _NO_CHOICE = re.compile(r"Invalid enum value (.+) - at `\$\.(\w+)`", re.DOTALL)
 """What msgspec says of a word that is none of an option's."""
 
+Run = Callable[..., Awaitable[list[Any]]]
+"""Takes the caller, the object and the arguments of a call, and returns the values of the reply."""
+Read = Callable[[Any], Any]
+"""Takes the target of an object, and returns the value of a property."""
 _Handler = TypeVar("_Handler", bound=Callable[..., Awaitable[object]])
 _Struct = TypeVar("_Struct", bound=msgspec.Struct)
-
-
-async def by_the_tree(*_: Any) -> list[Any]:
-    """Placeholder for the methods of standard interfaces, which the object tree answers itself."""
-    raise AssertionError("standard interfaces are answered by the tree")
-
-
-@dataclass(frozen=True)
-class Method:
-    """A D-Bus method. ``run`` takes the caller, the object and the arguments, and returns the
-    reply. ``options`` is the Struct of its last argument, if it takes options.
-    """
-
-    name: str
-    takes: Args = ()
-    gives: Args = ()
-    run: Callable[..., Awaitable[list[Any]]] = by_the_tree
-    doc: str = ""
-    options: type[msgspec.Struct] | None = None
-
-    @property
-    def signature(self) -> str:
-        return "".join(signature for _, signature in self.takes)
-
-    @property
-    def reply_signature(self) -> str:
-        return "".join(signature for _, signature in self.gives)
-
-
-@dataclass(frozen=True)
-class Property:
-    """A read-only property, computed from the target of the object.
-
-    A private one is never sent in a signal. A constant one does not change while the object exists.
-    """
-
-    name: str
-    signature: str
-    doc: str
-    read: Callable[[Any], Any]
-    private: bool = False
-    constant: bool = False
-
-
-@dataclass(frozen=True)
-class Event:
-    """A D-Bus signal."""
-
-    name: str
-    takes: Args
-    doc: str = ""
-
-
-@dataclass(frozen=True)
-class Interface:
-    """A D-Bus interface: methods, properties and signals."""
-
-    name: str
-    doc: str = ""
-    methods: tuple[Method, ...] = ()
-    properties: tuple[Property, ...] = ()
-    signals: tuple[Event, ...] = ()
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -101,106 +53,114 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @dataclass(frozen=True)
-class _Declared:
-    """Declaration of a method, from which a handler's :class:`Method` is made."""
+class Served:
+    """An interface with what answers its calls and reads its properties, each by its name."""
 
-    name: str
-    takes: Args
-    gives: Args
-    doc: str
-    with_caller: bool
-    with_object: bool
-    options: type[msgspec.Struct] | None
-
-    def of(self, handler: Callable[..., Awaitable[object]]) -> Method:
-        """Return the method with this handler bound to it."""
-
-        async def run(caller: Caller, target: object, *args: object) -> list[Any]:
-            values = list(args)
-            if _OPTIONS in self.takes:
-                given = parse_options(values.pop(), self.options or Options)
-                if self.options is not None:
-                    values.append(given)
-            before = [caller] * self.with_caller + [target] * self.with_object
-            reply = await handler(*before, *values)
-            return [reply] if self.gives else []
-
-        return Method(self.name, self.takes, self.gives, run, self.doc, self.options)
+    interface: Interface
+    run: Mapping[str, Run]
+    read: Mapping[str, Read]
 
 
-def method(name: str, takes: str = "", /, **gives: str) -> Callable[[_Handler], _Handler]:
-    """Declare an ``async`` function as the handler of the D-Bus method ``name``.
+def method(name: str) -> Callable[[_Handler], _Handler]:
+    """Mark an ``async`` function as the handler of the D-Bus method ``name``.
 
-    ``takes`` is the signature of its arguments, which are named after the handler's parameters;
-    ``gives`` has the name and signature of its result, if any. Before the arguments a handler may
-    take the caller, as ``caller: Caller``, and then the target of the object. Options are an
-    ``a{sv}`` at the end; the Struct of the parameter ``options`` declares their names, types and
-    bounds. Without that parameter there are none.
-
-    The first paragraph of the docstring becomes the documentation on the bus; ``{options}`` in it
-    stands for the names of the options. Raises :class:`TypeError` for a handler that does not
-    match.
+    Its parameters are the method's arguments, by the names that these have. Before them it may take
+    the caller, as ``caller: Caller``, and then the target of the object. After them, a method that
+    knows options takes the Struct of ``options``, which declares their bounds.
     """
 
     def declare(handler: _Handler) -> _Handler:
-        handler.__dict__[_DECLARED] = _declared(name, takes, gives, handler)
+        handler.__dict__[_DECLARED] = name
         return handler
 
     return declare
 
 
-def _declared(
-    name: str, takes: str, gives: Mapping[str, str], handler: Callable[..., Awaitable[object]]
-) -> _Declared:
-    parameters = list(inspect.signature(handler).parameters.values())[1:]  # without self
-    types = complete_types(takes)
-    options = None
-    if types[-1:] == [_OPTIONS[1]]:
-        types.pop()
-        if parameters and parameters[-1].name == _OPTIONS[0]:
-            options = _closed(name, parameters.pop().annotation)
-    with_caller = bool(parameters) and parameters[0].annotation is Caller
-    arguments = parameters[1:] if with_caller else parameters
-    with_object = len(arguments) == len(types) + 1
-    arguments = arguments[with_object:]
-    if [a.annotation for a in arguments] != [_PYTHON.get(kind) for kind in types]:
-        raise TypeError(f"{name} takes '{takes}', and its handler {arguments}")
-    if len(gives) > 1:
-        raise TypeError(f"{name} gives more than one value: give a struct")
-    named = tuple((a.name, kind) for a, kind in zip(arguments, types, strict=True))
-    doc = " ".join((inspect.getdoc(handler) or "").partition("\n\n")[0].split())
-    if not doc:
-        raise TypeError(f"{name} has no docstring, which is its documentation on the bus")
-    return _Declared(
-        name=name,
-        takes=(*named, _OPTIONS) if takes.endswith(_OPTIONS[1]) else named,
-        gives=tuple(gives.items()),
-        doc=doc.replace("{options}", ", ".join((options or Options).__struct_fields__)),
-        with_caller=with_caller,
-        with_object=with_object,
-        options=options,
-    )
+def serve(interface: Interface, readers: Mapping[str, Read], *handlers: object) -> Served:
+    """Return the interface with these ``handlers``' methods, and the ``readers`` of its properties.
 
-
-def _closed(name: str, kind: type) -> type[msgspec.Struct]:
-    """Return the Struct. Raises :class:`TypeError` unless it refuses unknown fields."""
-    if issubclass(kind, msgspec.Struct) and kind.__struct_config__.forbid_unknown_fields:
-        return kind
-    raise TypeError(f"{name} would take options that nobody knows: {kind}")
-
-
-def methods_of(*handlers: object) -> tuple[Method, ...]:
-    """Return the methods of handlers in order of definition. A class instead of an instance gives
-    methods that can be described but not called.
+    Raises :class:`TypeError` if one is missing, too many, or does not fit.
     """
-    found = []
+    run: dict[str, Run] = {}
+    stated = {each.name: each for each in interface.methods}
     for handler in handlers:
-        kind = handler if isinstance(handler, type) else type(handler)
-        for name, member in vars(kind).items():
-            declared = getattr(member, _DECLARED, None)
-            if declared is not None:
-                found.append(declared.of(getattr(handler, name)))
-    return tuple(found)
+        for attribute, member in vars(type(handler)).items():
+            name = getattr(member, _DECLARED, None)
+            if name in stated:
+                run[name] = _bound(stated[name], getattr(handler, attribute))
+            elif name is not None:
+                raise TypeError(f"{interface.name} has no method {name}")
+    _require_same(f"handlers of {interface.name}", {*run}, {*stated})
+    _require_same(
+        f"readers of {interface.name}", {*readers}, {each.name for each in interface.properties}
+    )
+    return Served(interface, run, readers)
+
+
+def _require_same(what: str, found: set[str], stated: set[str]) -> None:
+    if found != stated:
+        raise TypeError(f"{what} are missing or too many: {', '.join(sorted(found ^ stated))}")
+
+
+def _bound(stated: Method, handler: Callable[..., Awaitable[object]]) -> Run:
+    """Return what calls the handler of a method. Raises :class:`TypeError` if it does not fit."""
+    parameters = list(inspect.signature(handler).parameters.values())
+    options: type[msgspec.Struct] = Options
+    with_options = bool(parameters) and parameters[-1].name == "options"
+    if with_options:
+        options = parameters.pop().annotation
+    if stated.options is not None:
+        require_same_options(stated.name, options, options_of(stated.options))
+    elif with_options:
+        raise TypeError(f"{stated.name} knows no options, and its handler takes some")
+    arguments = [each for each in stated.arguments if each[0] != "options"]
+    with_caller = bool(parameters) and parameters[0].annotation is Caller
+    parameters = parameters[with_caller:]
+    with_object = len(parameters) == len(arguments) + 1
+    took = [(each.name, each.annotation) for each in parameters[with_object:]]
+    if took != [(name, _PYTHON.get(kind)) for name, kind in arguments]:
+        raise TypeError(f"{stated.name} takes '{stated.takes}', and its handler {took}")
+
+    async def run(caller: Caller, target: object, *args: object) -> list[Any]:
+        values = list(args)
+        if stated.options is not None:
+            given = parse_options(values.pop(), options)
+            values += [given] * with_options
+        reply = await handler(*[caller] * with_caller, *[target] * with_object, *values)
+        return [reply] if stated.gives else []
+
+    return run
+
+
+def require_same_options(what: str, kind: type[msgspec.Struct], stated: tuple[Option, ...]) -> None:
+    """Raise :class:`TypeError` unless the Struct has the options that are ``stated``, with their
+    types, their words and their defaults, and refuses others.
+    """
+    if not kind.__struct_config__.forbid_unknown_fields:
+        raise TypeError(f"{what} would take options that nobody knows: {kind}")
+    fields = {each.name: each for each in msgspec.structs.fields(kind)}
+    _require_same(f"options of {what}", {*fields}, {each.name for each in stated})
+    for option in stated:
+        found, choices = _type_of(kind, option.name)
+        default = fields[option.name].default
+        differs = option.default is not None and option.default != default
+        if option.signature not in found or {*choices} != {*option.choices} or differs:
+            raise TypeError(f"option {option.name} of {what} is {found} {choices} {default!r}")
+
+
+def _type_of(kind: type[msgspec.Struct], name: str) -> tuple[str, list[str]]:
+    """Return the D-Bus types that an option may have, and the words that it may be, if some."""
+    (field,) = (each for each in msgspec.structs.fields(kind) if each.name == name)
+    found = msgspec.inspect.type_info(field.type)
+    parts = found.types if isinstance(found, msgspec.inspect.UnionType) else (found,)
+    types, choices = "", list[str]()
+    for part in parts:
+        types += _KINDS.get(type(part), "")
+        if isinstance(part, msgspec.inspect.LiteralType):
+            choices += map(str, part.values)
+        elif isinstance(part, msgspec.inspect.EnumType):
+            choices += (str(member.value) for member in part.cls)
+    return types, choices
 
 
 def parse_options(values: Any, kind: type[_Struct]) -> _Struct:
@@ -210,26 +170,13 @@ def parse_options(values: Any, kind: type[_Struct]) -> _Struct:
     except msgspec.ValidationError as error:
         if wrong := _NO_CHOICE.fullmatch(str(error)):
             value, name = wrong.groups()
+            words = ", ".join(_type_of(kind, name)[1])
             raise InvalidOption(
-                f"{value} is no {name}", hint=f"{name} is one of: {', '.join(_choices(kind, name))}"
+                f"{value} is no {name}", hint=f"{name} is one of: {words}"
             ) from None
         names = ", ".join(kind.__struct_fields__) or "none"
         text = str(error).replace("Object contains unknown field", "there is no option")
         raise InvalidOption(text, hint=f"the options of this call are: {names}") from None
-
-
-def _choices(kind: type[msgspec.Struct], name: str) -> list[str]:
-    """Return what an option that is one of several words may be."""
-    (field,) = (f for f in msgspec.structs.fields(kind) if f.name == name)
-    found = msgspec.inspect.type_info(field.type)
-    parts = found.types if isinstance(found, msgspec.inspect.UnionType) else (found,)
-    choices: list[str] = []
-    for part in parts:
-        if isinstance(part, msgspec.inspect.LiteralType):
-            choices += map(str, part.values)
-        elif isinstance(part, msgspec.inspect.EnumType):
-            choices += (str(member.value) for member in part.cls)
-    return choices
 
 
 def describe(interface: Interface) -> ElementTree.Element:
@@ -238,14 +185,14 @@ def describe(interface: Interface) -> ElementTree.Element:
     _annotate(element, _DOC, interface.doc)
     for method in interface.methods:
         child = ElementTree.SubElement(element, "method", name=method.name)
-        _annotate(child, _DOC, method.doc)
-        for direction, args in (("in", method.takes), ("out", method.gives)):
+        _annotate(child, _DOC, _documented(method))
+        for direction, args in (("in", method.arguments), ("out", method.results)):
             for name, signature in args:
                 ElementTree.SubElement(child, "arg", name=name, type=signature, direction=direction)
     for signal in interface.signals:
         child = ElementTree.SubElement(element, "signal", name=signal.name)
         _annotate(child, _DOC, signal.doc)
-        for name, signature in signal.takes:
+        for name, signature in signal.arguments:
             ElementTree.SubElement(child, "arg", name=name, type=signature)
     for p in interface.properties:
         child = ElementTree.SubElement(
@@ -257,43 +204,47 @@ def describe(interface: Interface) -> ElementTree.Element:
     return element
 
 
+def _documented(method: Method) -> str:
+    """Return what is said of a method, with the names of its options."""
+    names = [each.name for each in options_of(method.options)] if method.options else []
+    return f"{method.doc} Options: {', '.join(names)}." if names else method.doc
+
+
 def _annotate(element: ElementTree.Element, name: str, value: str) -> None:
     if value:
         ElementTree.SubElement(element, "annotation", name=name, value=value)
 
 
 STANDARD = (
-    Interface(INTROSPECTABLE, methods=(Method("Introspect", gives=(("xml_data", "s"),)),)),
+    Interface(INTROSPECTABLE, methods=(Method("Introspect", "", "s xml_data", ""),)),
     Interface(
-        PEER, methods=(Method("Ping"), Method("GetMachineId", gives=(("machine_uuid", "s"),)))
+        PEER,
+        methods=(
+            Method("Ping", "", "", ""),
+            Method("GetMachineId", "", "s machine_uuid", ""),
+        ),
     ),
     Interface(
         PROPERTIES,
         methods=(
-            Method("Get", (("interface_name", "s"), ("property_name", "s")), (("value", "v"),)),
-            Method("GetAll", (("interface_name", "s"),), (("properties", "a{sv}"),)),
-            Method("Set", (("interface_name", "s"), ("property_name", "s"), ("value", "v"))),
+            Method("Get", "s interface_name, s property_name", "v value", ""),
+            Method("GetAll", "s interface_name", "a{sv} properties", ""),
+            Method("Set", "s interface_name, s property_name, v value", "", ""),
         ),
         signals=(
             Event(
                 "PropertiesChanged",
-                (
-                    ("interface_name", "s"),
-                    ("changed_properties", "a{sv}"),
-                    ("invalidated_properties", "as"),
-                ),
+                "s interface_name, a{sv} changed_properties, as invalidated_properties",
             ),
         ),
     ),
 )
-"""The interfaces that every object has."""
+"""The interfaces that every object has, which the object tree answers itself."""
 OBJECT_MANAGER = Interface(
     MANAGER,
-    methods=(Method("GetManagedObjects", gives=(("objects", "a{oa{sa{sv}}}"),)),),
+    methods=(Method("GetManagedObjects", "", "a{oa{sa{sv}}} objects", ""),),
     signals=(
-        Event(
-            "InterfacesAdded", (("object_path", "o"), ("interfaces_and_properties", "a{sa{sv}}"))
-        ),
-        Event("InterfacesRemoved", (("object_path", "o"), ("interfaces", "as"))),
+        Event("InterfacesAdded", "o object_path, a{sa{sv}} interfaces_and_properties"),
+        Event("InterfacesRemoved", "o object_path, as interfaces"),
     ),
 )

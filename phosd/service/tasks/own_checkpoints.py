@@ -31,6 +31,7 @@ from phosd.engine.hook_client.wire import (
 from phosd.engine.image.name import NAMES, may_be_given
 from phosd.engine.system import procfs
 from phosd.errors import Busy, InvalidOption, NoSuchProcess, PhosError, Unsupported
+from phosd.interface.options import Then
 from phosd.service.connections import accepted, readable, receive
 from phosd.service.dbus.caller import Caller
 from phosd.service.dbus.polkit import Action, Rights
@@ -79,7 +80,7 @@ class _Wish:
     """
 
     number: int
-    then: str
+    then: Then
     name: str
 
 

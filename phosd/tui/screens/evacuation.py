@@ -18,7 +18,7 @@ async def evacuate(screen: NodeScreen, gpu: Gpu) -> None:
     """Plan, and carry the plan out if the user wants that."""
     what = f"Evacuate GPU {gpu.ordinal}"
     try:
-        steps = await screen.node.plan_evacuation(gpu.uuid)
+        steps = [Step(*row) for row in await screen.node.call("PlanEvacuation", gpu.uuid)]
     except CommandError as error:
         screen.app.tell(f"{what}: {error.code}", str(error), "error")
         return
@@ -58,9 +58,9 @@ async def _carry_out(node: Node, steps: list[Step]) -> str:
         try:
             moves = step.action == "migrate"
             job = await node.ended(
-                await node.migrate(step.pid, step.destination)
+                await node.call("Migrate", step.pid, step.destination)
                 if moves
-                else await node.suspend(step.pid)
+                else await node.call("Suspend", step.pid)
             )
         except CommandError as error:
             failed.append(f"{step.pid} stays: {error}")

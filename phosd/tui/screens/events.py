@@ -78,7 +78,7 @@ class EventsScreen(NodeScreen):
             return
         latest = max((e.time for e in self._events.values()), default=0.0)
         try:
-            rows = await self.node.events(limit=_AT_ONCE, since=int(latest * 1e6))
+            rows = await self.node.call("ListEvents", limit=_AT_ONCE, since=int(latest * 1e6))
         except CommandError as error:
             self._trouble = f"{error.code}: {error}"
         else:

@@ -17,7 +17,7 @@ _MOST_NAMED = 5
 def restore(screen: NodeScreen, images: Sequence[Image]) -> None:
     """Restore each image."""
     for image in images:
-        screen.ask(f"Restore {image.id}", screen.node.restore(image.id))
+        screen.ask(f"Restore {image.id}", screen.node.call("Restore", image.id))
 
 
 def restore_with(screen: NodeScreen, image: Image) -> None:
@@ -34,7 +34,7 @@ def restore_with(screen: NodeScreen, image: Image) -> None:
 
     def given(options: dict[str, str] | None) -> None:
         if options is not None:
-            work = screen.node.restore(image.id, **{k: v for k, v in options.items() if v})
+            work = screen.node.call("Restore", image.id, **{k: v for k, v in options.items() if v})
             screen.ask(f"Restore {image.id}", work)
 
     screen.app.push_screen(
@@ -51,7 +51,7 @@ def _output_trouble(text: str) -> str:
 def verify(screen: NodeScreen, images: Sequence[Image]) -> None:
     """Verify each image."""
     for image in images:
-        screen.ask(f"Verify {image.id}", screen.node.verify(image.id))
+        screen.ask(f"Verify {image.id}", screen.node.call("VerifyImage", image.id))
 
 
 def delete(screen: NodeScreen, images: Sequence[Image]) -> None:
@@ -90,7 +90,7 @@ def _there(screen: NodeScreen, images: Sequence[Image]) -> list[Image]:
 
 
 async def _delete(screen: NodeScreen, image: Image) -> str:
-    await screen.node.delete(image.id)
+    await screen.node.call("DeleteImage", image.id)
     return "it is deleted"
 
 

@@ -64,7 +64,7 @@ class JobsScreen(NodeScreen):
     def action_cancel(self) -> None:
         for job in self.table.chosen:
             if job.cancelable:
-                self.ask(f"Cancel job {job.number}", self.node.cancel(job.path))
+                self.ask(f"Cancel job {job.number}", self.node.ask(job, "Cancel"))
 
     def action_job_details(self) -> None:
         if self.table.current is not None:
@@ -108,7 +108,7 @@ class JobScreen(PageScreen):
         return "" if self._job.cancelable and not self._gone else "it has ended"
 
     def action_cancel(self) -> None:
-        self.ask(f"Cancel job {self._job.number}", self.node.cancel(self._job.path))
+        self.ask(f"Cancel job {self._job.number}", self.node.ask(self._job, "Cancel"))
 
 
 def _result(job: Job) -> Cell:

@@ -194,7 +194,7 @@ class ProcessesScreen(NodeScreen):
 
     def action_checkpoint(self) -> None:
         for process in self.table.chosen:
-            self.ask(f"Checkpoint of {process.pid}", self.node.checkpoint(process.pid))
+            self.ask(f"Checkpoint of {process.pid}", self.node.call("Checkpoint", process.pid))
 
     def action_checkpoint_with(self) -> None:
         chosen = self.table.chosen
@@ -245,7 +245,7 @@ class ProcessesScreen(NodeScreen):
             self.ask(f"Checkpoint of {process.pid}", work)
 
     async def _checkpoint_or_end(self, pid: int, options: dict[str, bool | str | float]) -> str:
-        told = await self.node.checkpoint(pid, **options)
+        told = str(await self.node.call("Checkpoint", pid, **options))
         return told if told != NO_JOB else f"{pid} has no periodic checkpoints any more"
 
     def action_suspend(self) -> None:
@@ -254,13 +254,15 @@ class ProcessesScreen(NodeScreen):
         running = [process for process in chosen if process.state != moving.SUSPENDED]
         for process in chosen:
             if process not in running:
-                self.ask(f"Resume {process.pid}", self.node.resume(process.pid))
+                self.ask(f"Resume {process.pid}", self.node.call("Resume", process.pid))
         if running:
             question = (
                 f"Suspend {_named(running)}?\n\nIt stands still until it is resumed, and leaves "
                 "nothing on its GPUs."
             )
-            self._after_question(question, "Suspend", running, lambda p: self.node.suspend(p.pid))
+            self._after_question(
+                question, "Suspend", running, lambda p: self.node.call("Suspend", p.pid)
+            )
 
     def action_end(self) -> None:
         chosen = [process for process in self.table.chosen if process.state != moving.SUSPENDED]
@@ -269,7 +271,10 @@ class ProcessesScreen(NodeScreen):
             "and ends. A restore has it go on from there."
         )
         self._after_question(
-            question, "Save and end", chosen, lambda p: self.node.checkpoint(p.pid, then="end")
+            question,
+            "Save and end",
+            chosen,
+            lambda p: self.node.call("Checkpoint", p.pid, then="end"),
         )
 
     def action_swap(self) -> None:
@@ -281,7 +286,7 @@ class ProcessesScreen(NodeScreen):
             "first stands still until it is resumed."
         )
         self._after_question(
-            question, "Swap", [leaving], lambda p: self.node.swap(p.pid, coming.pid)
+            question, "Swap", [leaving], lambda p: self.node.call("Swap", p.pid, coming.pid)
         )
 
     def _after_question(
@@ -315,7 +320,7 @@ class ProcessesScreen(NodeScreen):
     def _migrate(self, chosen: list[Process], given: dict[str, str] | None) -> None:
         if given is not None:
             for process in self._there(chosen):
-                work = self.node.migrate(process.pid, moving.destination(given))
+                work = self.node.call("Migrate", process.pid, moving.destination(given))
                 self.ask(f"Migrate {process.pid}", work)
 
     def _there(self, processes: Sequence[Process]) -> list[Process]:
@@ -340,7 +345,7 @@ class ProcessesScreen(NodeScreen):
 
         def answered(yes: bool | None) -> None:
             for process in self._standing(chosen) if yes else ():
-                self.ask(f"Recover {process.pid}", self.node.recover(process.pid))
+                self.ask(f"Recover {process.pid}", self.node.call("Recover", process.pid))
 
         def gone() -> str:
             return "" if self._standing(chosen) else "Nothing stands still any more."

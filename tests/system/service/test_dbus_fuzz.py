@@ -18,12 +18,12 @@ from hypothesis.strategies import SearchStrategy
 
 from phosd.bus import CallError, Connection, Variant, path_of
 from phosd.engine.system import procfs
-from phosd.service.api.describe import own_interfaces
+from phosd.interface import methods
 from phosd.service.dbus.spec import OBJECT_MANAGER, STANDARD
 from tests.support.fake_engine import GPU, manifest, this_process
 from tests.support.service import MANAGER, ROOT, Service
 
-INTERFACES = (*own_interfaces(), *STANDARD, OBJECT_MANAGER)
+INTERFACES = (*methods.INTERFACES, *STANDARD, OBJECT_MANAGER)
 METHODS = [
     (interface.name, m.name, m.signature) for interface in INTERFACES for m in interface.methods
 ]

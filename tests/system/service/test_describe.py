@@ -1,16 +1,16 @@
 """What the running daemon says of itself is what docs/reference/dbus/ holds, and complete."""
 
 import os
-import re
+import runpy
 import subprocess
 from pathlib import Path
 from xml.etree import ElementTree
 
-import msgspec
 import pytest
 
 from phosd.bus import path_of
-from phosd.service.api.describe import document, own_interfaces, write
+from phosd.interface.methods import INTERFACES
+from phosd.service.api.describe import document
 from phosd.service.dbus.spec import describe
 from tests.support.bus import busctl
 from tests.support.fake_engine import manifest, this_process
@@ -45,20 +45,16 @@ def test_the_running_daemon_is_as_the_repository_says(everything: Service, name:
     assert ElementTree.canonicalize(
         ElementTree.tostring(interface, encoding="unicode"), strip_text=True
     ) in ElementTree.canonicalize(kept, strip_text=True), (
-        "write them again: python -m phosd.service.api.describe docs/reference/dbus"
+        "write them again: python packaging/make_pages.py"
     )
 
 
-def test_the_repository_has_no_other_interfaces(tmp_path: Path) -> None:
-    (tmp_path / "org.phos.Old1.xml").touch()
-    write(own_interfaces(), tmp_path)
-    kept = {path.name: path.read_text() for path in KEPT.iterdir()}
-    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == kept
-    assert set(kept) == {f"{name}.xml" for name in PATHS}
+def test_the_repository_has_no_other_interfaces() -> None:
+    assert {path.name for path in KEPT.iterdir()} == {f"{name}.xml" for name in PATHS}
 
 
 def test_every_member_says_what_it_is_for() -> None:
-    for interface in own_interfaces():
+    for interface in INTERFACES:
         for element in describe(interface).iter():
             if element.tag in ("interface", "method", "signal", "property"):
                 docs = element.findall("annotation[@name='org.gtk.GDBus.DocString']")
@@ -66,33 +62,12 @@ def test_every_member_says_what_it_is_for() -> None:
         assert document(interface).startswith(f'<node>\n  <interface name="{interface.name}">')
 
 
-def dbus_type(kind: msgspec.inspect.Type) -> str:
-    """How an option travels."""
-    if isinstance(kind, msgspec.inspect.UnionType):
-        return dbus_type(next(k for k in kind.types if k != msgspec.inspect.NoneType()))
-    if isinstance(kind, msgspec.inspect.IntType):
-        return "t" if kind.le is not None and kind.le > 1 << 32 else "u"
-    types = {
-        msgspec.inspect.BoolType: "b",
-        msgspec.inspect.FloatType: "d",
-        msgspec.inspect.StrType: "s",
-        msgspec.inspect.LiteralType: "s",
-    }
-    return types[type(kind)]
-
-
-def test_the_documentation_has_every_option_with_its_type() -> None:
+def test_the_page_is_up_to_date() -> None:
+    make_dbus = runpy.run_path(str(KEPT.parents[2] / "packaging/make_dbus.py"))
     text = (KEPT.parent / "dbus.md").read_text()
-    methods = [method for interface in own_interfaces() for method in interface.methods]
-    kinds = {method.options for method in methods if method.options is not None}
-    assert len(kinds) > 8
-    for kind in kinds:
-        described = msgspec.inspect.type_info(kind)
-        assert isinstance(described, msgspec.inspect.StructType)
-        for option in described.fields:
-            type_ = dbus_type(option.type)
-            told = rf"`{option.name}`(, `\w+`)* {type_}\b"
-            assert re.search(told, text), (kind, option.name, type_)
+    assert make_dbus["page"](text) == text, "`python packaging/make_pages.py` writes it again"
+    with pytest.raises(SystemExit, match="put the marks"):
+        make_dbus["page"](text.replace("<!-- org.phos.Job1:", ""))
 
 
 def test_gdbus_finds_its_way(everything: Service) -> None:

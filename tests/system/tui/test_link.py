@@ -81,7 +81,7 @@ def test_a_job_is_followed_to_its_end_with_what_is_private(service: Service) -> 
             node.subscribe(kinds.update)
             await is_here(node)
             await come_true(lambda: node.process(os.getpid()), "the process")
-            path = await node.checkpoint(os.getpid())
+            path = await node.call("Checkpoint", os.getpid())
             await come_true(lambda: path in node.of(Job), "the job")
             await come_true(lambda: node.job_of(str(os.getpid())), "the job by its target")
             await come_true(lambda: node.of(Job)[path].stopped, "the stop")
@@ -96,7 +96,7 @@ def test_a_job_is_followed_to_its_end_with_what_is_private(service: Service) -> 
             assert image is not None and image.command == ("train", "--secret")
             assert node.job_of(str(os.getpid())) is None
             await come_true(lambda: Noted in kinds, "the event")
-            await node.delete(image.id)
+            await node.call("DeleteImage", image.id)
             await come_true(lambda: not node.of(Image), "the image to go")
 
     run(body)
@@ -107,7 +107,7 @@ def test_an_error_says_what_to_do_next(service: Service) -> None:
         async with mirrored(service.address) as node:
             await is_here(node)
             with pytest.raises(CommandError, match="phos images") as caught:
-                await node.restore("no-such-image")
+                await node.call("Restore", "no-such-image")
             assert caught.value.code == "NoSuchImage"
             assert node.waiting is None
 
@@ -151,7 +151,7 @@ def test_without_a_daemon_it_waits_and_says_how_to_start_it(tmp_path: Path) -> N
                 await come_true(lambda: node.contact is Contact.GONE, "the news")
                 assert "systemctl start phosd" in node.trouble
                 with pytest.raises(CommandError, match="systemctl start phosd"):
-                    await node.checkpoint(1)
+                    await node.call("Checkpoint", 1)
 
     run(body)
 
@@ -162,7 +162,7 @@ def test_without_a_bus_it_tries_again_until_there_is_one(tmp_path: Path) -> None
             await come_true(lambda: node.contact is Contact.GONE, "the news")
             assert "no D-Bus at" in node.trouble and "dbus-run-session" in node.trouble
             with pytest.raises(CommandError, match="try again"):
-                await node.checkpoint(1)
+                await node.call("Checkpoint", 1)
             daemon, _ = start_bus(tmp_path)
             try:
                 await come_true(lambda: "systemctl" in node.trouble, "the bus")

@@ -16,7 +16,9 @@ from phosd.client import options
 from phosd.client.async_client import AsyncClient
 from phosd.client.errors import Exit, in_words, typed
 from phosd.client.job_handle import AsyncJobHandle
-from phosd.client.sync_client import Client, JobHandle, _Loop
+from phosd.client.loop import Loop
+from phosd.client.sync_client import Client
+from phosd.client.sync_job import JobHandle
 from phosd.errors import Internal, NoBus, NoDaemon, NotAuthorized, OtherError, Unsupported
 from phosd.service.history.queries import EventOptions, HistoryOptions
 from phosd.service.jobs.options import (
@@ -139,7 +141,7 @@ def test_other_exceptions_are_left_alone() -> None:
 
 def test_nothing_is_given_to_a_loop_that_closes() -> None:
     """It would never be done, and whoever waits for it would wait for ever."""
-    loop, held = _Loop(), threading.Event()
+    loop, held = Loop(), threading.Event()
     loop._loop.call_soon_threadsafe(held.wait)  # so it cannot end yet
     closing = threading.Thread(target=loop.close)
     closing.start()

@@ -1,24 +1,32 @@
-"""A method of a handler becomes one on the bus, or phosd does not start."""
+"""What is said of an interface is served by handlers and readers, or phosd does not start."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import Annotated, Any, Literal
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, TypedDict
 
 import msgspec
 import pytest
 
 from phosd.errors import InvalidOption
+from phosd.interface.model import Interface, Method, Property, Said, options_of
+from phosd.interface.options import NoOptions
 from phosd.service.dbus.caller import Caller
 from phosd.service.dbus.spec import (
-    Interface,
     Options,
     describe,
     method,
-    methods_of,
     parse_options,
+    require_same_options,
+    serve,
 )
 
 CALLER = Caller(7)
+
+
+class WishOptions(TypedDict, total=False):
+    size: Annotated[int, Said("How large.", 1)]
+    colour: Annotated[Literal["red", "blue"], Said("Which.", "red")]
+    share: Annotated[float, Said("How much.", otherwise="all")]
 
 
 class Wishes(Options, frozen=True):
@@ -27,32 +35,34 @@ class Wishes(Options, frozen=True):
     share: Annotated[float, msgspec.Meta(gt=0)] | None = None
 
 
+MAKE = Method("Make", "u pid, s name", "a(us) made", "Make something.", WishOptions)
+DROP = Method("Drop", "", "", "Drop the object.", NoOptions)
+COUNT = Method("Count", "", "u count", "Return how many there are.")
+TEST = Interface(
+    "org.phos.Test1", "A test.", (MAKE, DROP, COUNT), (Property("Size", "u", "How large it is."),)
+)
+READERS: dict[str, Callable[[str], int]] = {"Size": len}
+
+
 class Handler:
     """Keeps what it was called with."""
 
     def __init__(self) -> None:
         self.got: list[tuple[object, ...]] = []
 
-    @method("Make", "usa{sv}", made="a(us)")
+    @method("Make")
     async def make(
         self, caller: Caller, pid: int, name: str, options: Wishes
     ) -> list[tuple[int, str]]:
-        """Make something of what
-        the caller wants; options: {options}.
-
-        This is for whoever reads the code.
-        """
         self.got.append((caller, pid, name, options))
         return [(pid, name)]
 
-    @method("Drop", "a{sv}")
+    @method("Drop")
     async def drop(self, caller: Caller, thing: str) -> None:
-        """Drop the thing that was called."""
         self.got.append((caller, thing))
 
-    @method("Count", count="u")
+    @method("Count")
     async def count(self) -> int:
-        """How many there are."""
         return len(self.got)
 
     async def not_for_the_bus(self) -> None:
@@ -60,8 +70,7 @@ class Handler:
 
 
 def call(handler: Handler, name: str, *args: object) -> list[Any]:
-    (found,) = (m for m in methods_of(handler) if m.name == name)
-    made: Awaitable[list[Any]] = found.run(CALLER, "the object", *args)
+    made = serve(TEST, READERS, handler).run[name](CALLER, "the object", *args)
 
     async def run() -> list[Any]:
         return await made
@@ -75,17 +84,18 @@ def test_a_handler_gets_what_it_asks_for() -> None:
     assert call(handler, "Drop", {}) == []
     assert call(handler, "Count") == [2]
     assert handler.got == [(CALLER, 3, "x", Wishes(2, "red", 1.0)), (CALLER, "the object")]
+    assert serve(TEST, READERS, handler).read["Size"]("four") == 4
 
 
-def test_what_is_told_is_made_from_the_handler() -> None:
-    make, drop, count = methods_of(Handler)
-    assert make.takes == (("pid", "u"), ("name", "s"), ("options", "a{sv}"))
-    assert (make.signature, make.reply_signature) == ("usa{sv}", "a(us)")
-    assert make.doc == ("Make something of what the caller wants; options: size, colour, share.")
-    assert (drop.takes, drop.gives) == ((("options", "a{sv}"),), ())
-    assert (count.takes, count.gives) == ((), (("count", "u"),))
-    told = describe(Interface("org.phos.Test1", "A test.", methods_of(Handler)))
-    assert [m.attrib["name"] for m in told.iter("method")] == ["Make", "Drop", "Count"]
+def test_what_is_said_is_told() -> None:
+    assert MAKE.arguments == (("pid", "u"), ("name", "s"), ("options", "a{sv}"))
+    assert (MAKE.signature, MAKE.reply_signature) == ("usa{sv}", "a(us)")
+    assert (DROP.arguments, DROP.results) == ((("options", "a{sv}"),), ())
+    assert (COUNT.arguments, COUNT.results) == ((), (("count", "u"),))
+    told = [*describe(TEST).iter("method")]
+    assert [each.attrib["name"] for each in told] == ["Make", "Drop", "Count"]
+    (doc,) = told[0].iter("annotation")
+    assert doc.attrib["value"] == "Make something. Options: size, colour, share."
 
 
 @pytest.mark.parametrize(
@@ -97,7 +107,7 @@ def test_what_is_told_is_made_from_the_handler() -> None:
         ("Make", {"size": True}, "Expected `int`, got `bool`"),
         ("Make", {"size": 10}, "Expected `int` <= 9"),
         ("Make", {"share": float("nan")}, "Expected `float`"),
-        ("Make", {"colour": "green"}, "'green' is no colour; colour is one of: "),
+        ("Make", {"colour": "green"}, "'green' is no colour; colour is one of: blue, red"),
     ],
 )
 def test_options_that_are_refused(name: str, options: dict[str, Any], what: str) -> None:
@@ -116,35 +126,75 @@ class Lax(msgspec.Struct):
     size: int = 1
 
 
-async def undocumented(self: object, caller: Caller, pid: int) -> int:
-    return pid
+class Fewer(Options, frozen=True):
+    size: int = 1
+    colour: Literal["red", "blue"] = "red"
 
 
-async def fits(self: object, caller: Caller, thing: str, pid: int, options: Wishes) -> int:
-    """It does."""
-    return pid
+class OtherDefault(Wishes, frozen=True):
+    size: int = 2
 
 
-async def lax(self: object, options: Lax) -> None:
-    """It would take any option."""
+class OtherType(Wishes, frozen=True):
+    share: int | None = None
+
+
+class OtherWords(Wishes, frozen=True):
+    colour: Literal["red", "green"] = "red"  # type: ignore[assignment]
 
 
 @pytest.mark.parametrize(
-    ("handler", "takes", "gives", "what"),
+    ("kind", "what"),
     [
-        (fits, "u", {}, "its handler"),
-        (fits, "sa{sv}", {}, "its handler"),
-        (fits, "uua{sv}", {}, "its handler"),
-        (fits, "usua{sv}", {}, "its handler"),
-        (fits, "ta{sv}", {}, "its handler"),
-        (fits, "ua{sv}", {"one": "u", "two": "u"}, "more than one value"),
-        (undocumented, "u", {}, "no docstring"),
-        (lax, "a{sv}", {}, "options that nobody knows"),
+        (Lax, "options that nobody knows"),
+        (Fewer, "missing or too many: share"),
+        (Options, "missing or too many: colour, share, size"),
+        (OtherDefault, "size of Make is ut .* 2"),
+        (OtherType, "share of Make"),
+        (OtherWords, "colour of Make"),
     ],
 )
-def test_a_handler_that_does_not_fit_is_no_method(
-    handler: Callable[..., Awaitable[object]], takes: str, gives: dict[str, str], what: str
-) -> None:
-    method("Fits", "ua{sv}", pid="u")(fits)
+def test_a_struct_has_the_options_that_are_stated(kind: type[msgspec.Struct], what: str) -> None:
+    require_same_options("Make", Wishes, options_of(WishOptions))
     with pytest.raises(TypeError, match=what):
-        method("Fits", takes, **gives)(handler)
+        require_same_options("Make", kind, options_of(WishOptions))
+
+
+async def fits(self: object, caller: Caller, thing: str, pid: int, options: Wishes) -> int:
+    return pid
+
+
+@pytest.mark.parametrize(
+    ("takes", "options", "what"),
+    [
+        ("u pid", None, "knows no options"),
+        ("s pid", WishOptions, "its handler"),
+        ("u number", WishOptions, "its handler"),
+        ("u pid, u other", WishOptions, "its handler"),
+        ("u pid, s name, u other", WishOptions, "its handler"),
+        ("t pid", WishOptions, "its handler"),
+        ("u pid", NoOptions, "missing or too many"),
+    ],
+)
+def test_a_handler_that_does_not_fit_is_refused(
+    takes: str, options: type | None, what: str
+) -> None:
+    def served(stated: Method) -> None:
+        handler = type("Made", (), {"fits": method("Fits")(fits)})()
+        serve(Interface("org.phos.Test1", methods=(stated,)), {}, handler)
+
+    served(Method("Fits", "u pid", "u pid", "", WishOptions))
+    with pytest.raises(TypeError, match=what):
+        served(Method("Fits", takes, "u pid", "", options))
+
+
+def test_nothing_is_missing_and_nothing_too_many() -> None:
+    alone = Interface(TEST.name, methods=(COUNT,))
+    with pytest.raises(TypeError, match=r"handlers .* too many: Count"):
+        serve(alone, {})
+    with pytest.raises(TypeError, match="has no method Make"):
+        serve(alone, {}, Handler())
+    with pytest.raises(TypeError, match=r"readers .* too many: Size"):
+        serve(TEST, {}, Handler())
+    with pytest.raises(TypeError, match=r"readers .* too many: Other"):
+        serve(TEST, {**READERS, "Other": len}, Handler())

@@ -1,6 +1,6 @@
 """Define and check the options of a checkpoint."""
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 import msgspec
 
@@ -11,20 +11,17 @@ from phosd.engine.operations.admission import UNLIMITED, DiskLimits
 from phosd.engine.operations.permissions import ROOT
 from phosd.engine.operations.safe_points import SafePointChoices
 from phosd.errors import InvalidOption
+from phosd.interface import options as stated
 
-MODES = ("auto", "concurrent", "recopy", "stop", "driver")
-FALLBACKS = ("auto", "none")
-THENS = ("run", "end", "hold")
-if TYPE_CHECKING:  # mypy cannot evaluate a Literal of computed values
+MODES: tuple[str, ...] = get_args(stated.CheckpointMode)
+if TYPE_CHECKING:  # callers may have read the word somewhere, and msgspec checks it
     Mode = str
     Fallback = str
     Tcp = str
     Then = str
 else:
-    Mode = Literal[MODES]
-    Fallback = Literal[FALLBACKS]
+    Mode, Fallback, Then = stated.CheckpointMode, stated.Fallback, stated.Then
     Tcp = Literal[TCP_POLICIES]
-    Then = Literal[THENS]
 
 
 class CheckpointChoices(SafePointChoices, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -1,0 +1,332 @@
+"""Options of the calls, by their names on D-Bus. What is left out is phosd's default.
+
+A class says which words an option may be, its type, its default and its documentation, once: the
+service is held against it, ``phos`` and ``phos-tui`` offer it, and dbus.md shows it.
+"""
+
+from typing import Annotated, Literal, TypedDict
+
+from phosd.interface.model import Said
+
+Operation = Literal[
+    "checkpoint",
+    "restore",
+    "verify",
+    "delete",
+    "recover",
+    "migrate",
+    "suspend",
+    "resume",
+    "swap",
+    "export",
+    "import",
+]
+JobState = Literal["queued", "running", "done", "failed", "cancelled", "interrupted"]
+Severity = Literal["info", "warning", "error"]
+CheckpointMode = Literal["auto", "concurrent", "recopy", "stop", "driver"]
+MigrateMode = Literal["auto", "precopy", "driver"]
+Fallback = Literal["auto", "none"]
+Tcp = Literal["refuse", "close"]
+Then = Literal["run", "end", "hold"]
+Where = Literal["auto", "memory", "disk"]
+Files = Literal["keep", "cut"]
+CloneFiles = Literal["copy", "share", "refuse"]
+
+
+class NoOptions(TypedDict, total=False):
+    """The options of a call that knows none."""
+
+
+class JobOptions(TypedDict, total=False):
+    """Options of every call that starts a job."""
+
+    token: Annotated[
+        str,
+        Said(
+            "A word of the caller's choice: a call that the same user repeats with it returns the "
+            "same job.",
+            "",
+        ),
+    ]
+
+
+class QueueOptions(JobOptions, total=False):
+    """Options of every job that works on a process."""
+
+    queue: Annotated[
+        bool,
+        Said(
+            "Wait if another job works on the process, instead of failing with `Busy`; a user may "
+            "have 16 jobs waiting.",
+            False,
+            feature="queue",
+        ),
+    ]
+
+
+class StopOptions(QueueOptions, total=False):
+    """Options of every job that stops a program."""
+
+    callback_deadline: Annotated[
+        float,
+        Said(
+            "The seconds within which a program with safe points must come to one; if it does not, "
+            "it runs on and the job fails with `Timeout`.",
+            otherwise="the setting",
+            feature="safe-points",
+        ),
+    ]
+    without_callbacks: Annotated[
+        bool,
+        Said(
+            "Stop the program where it is if it has come to no safe point by then.",
+            False,
+            feature="safe-points",
+        ),
+    ]
+
+
+class CheckpointOptions(StopOptions, total=False):
+    """Options of a checkpoint."""
+
+    mode: Annotated[
+        CheckpointMode,
+        Said(
+            "`concurrent`: a short stop, copied while the program computes on, as it was at the "
+            "stop; `recopy`: copied before the stop, again and again, as it is at the end; `stop`: "
+            "copied while the program stands still; `driver`: by the CUDA driver, slowest, and "
+            "works for programs that were not started with `phos run`. `auto` chooses, and `Why` "
+            "says why.",
+            "auto",
+        ),
+    ]
+    fallback: Annotated[
+        Fallback,
+        Said(
+            "When the program wrote where phosd did not expect it: go on in a mode that guesses "
+            "less (`auto`), or fail with `MisSpeculation` (`none`). What is saved is right in any "
+            "case.",
+            "auto",
+        ),
+    ]
+    parent: Annotated[
+        str,
+        Said(
+            "An image that most of the memory is expected to be equal to; what any image of the "
+            "user has is not stored again in any case. `auto`: the latest image of this process "
+            "that shares nothing with a damaged one.",
+            "",
+        ),
+    ]
+    tcp: Annotated[
+        Tcp,
+        Said(
+            "What becomes of TCP connections that lead out of the process tree: `refuse` to save "
+            "the program, or `close` them when it is restored. Those within the tree are saved.",
+            "refuse",
+        ),
+    ]
+    deadline: Annotated[
+        float,
+        Said(
+            "The seconds that the program may take to come to rest; if it takes longer, it runs on "
+            "and the job fails.",
+            10.0,
+        ),
+    ]
+    release_cached: Annotated[
+        bool,
+        Said(
+            "Ask PyTorch first to give back the device memory that it keeps and does not use, so "
+            "that it is not saved; the notes say how much that was. Not with mode `driver`.",
+            False,
+            feature="release-cached",
+        ),
+    ]
+    durable: Annotated[
+        bool,
+        Said(
+            "Wait until the image is on the disk. It is made in memory if it fits there, and until "
+            "it is on the disk, too, it is lost if the machine ends.",
+            False,
+        ),
+    ]
+    then: Annotated[
+        Then,
+        Said(
+            "What becomes of the program: it is to `run` on; or it stands still until its image is "
+            "complete and on the disk, and comes to its `end`; or it is on `hold` until "
+            "`Continue`, and the job in the phase `hold`. With the last two the mode is `auto`, "
+            "`stop` or `driver`, and the caller needs the right to suspend the program, too; if "
+            "the job fails or is cancelled, or phosd ends, the program runs on.",
+            "run",
+            feature="then",
+        ),
+    ]
+    in_memory: Annotated[
+        bool,
+        Said(
+            "With `then` = `end`: end the program when its image is complete in memory, where a "
+            "machine that ends loses it.",
+            False,
+        ),
+    ]
+    every: Annotated[
+        float,
+        Said(
+            "Repeat the checkpoint every so many seconds (at least 1) as long as the process "
+            "lives; 0 ends that, and the reply is `/` instead of a job.",
+            feature="periodic",
+        ),
+    ]
+    keep: Annotated[
+        int,
+        Said(
+            "With `every`: how many of the images so made are kept.",
+            otherwise="5",
+            feature="periodic",
+        ),
+    ]
+    rehearse: Annotated[
+        bool,
+        Said(
+            "With `every`: rehearse the restore of each image, in a job of its own.",
+            False,
+            feature="rehearsals",
+        ),
+    ]
+
+
+class RestoreOptions(JobOptions, total=False):
+    """Options of a restore."""
+
+    files: Annotated[
+        Files,
+        Said(
+            "What becomes of files that the program only wrote to and that have grown since: "
+            "`keep` them, which refuses those that are not appended to, or `cut` them to their old "
+            "length, with the rest in a file beside.",
+            "keep",
+        ),
+    ]
+    output: Annotated[
+        str,
+        Said("A file for the output and the errors, if they went to a pipe or a terminal.", ""),
+    ]
+    end: Annotated[
+        str,
+        Said("A file that tells how the program has ended: `exit CODE` or `signal NUMBER`.", ""),
+    ]
+    pid_namespace: Annotated[
+        bool,
+        Said(
+            "Give the program a pid namespace of its own, in which its pids are free, also if it "
+            "was in none.",
+            False,
+            feature="pid-namespaces",
+        ),
+    ]
+    clone: Annotated[
+        str,
+        Said(
+            "The name (up to 32 letters, digits, and any of `_ -`) of a clone, which is restored "
+            "in such a namespace beside the program.",
+            "",
+            feature="clones",
+        ),
+    ]
+    clone_files: Annotated[
+        CloneFiles,
+        Said(
+            "What becomes of the files on the disk that a clone writes to: it gets a `copy` of "
+            "each, or may `share` those that it appends to, or is to `refuse` if there are any.",
+            "copy",
+            feature="clones",
+        ),
+    ]
+    gpu: Annotated[
+        str,
+        Said(
+            "A destination; old numbers or UUIDs are those of the image.",
+            otherwise="the same GPU if it is here and has room, or another of the same chip",
+            feature="restore-gpu",
+        ),
+    ]
+    cgroups_of: Annotated[
+        int,
+        Said(
+            "The pid of a process of the image's owner, in whose cgroups the program goes on.",
+            otherwise="where the program was",
+        ),
+    ]
+
+
+class VerifyOptions(JobOptions, total=False):
+    """Options of a verification."""
+
+    rehearse: Annotated[
+        bool,
+        Said(
+            "Rehearse the restore up to the program's first instruction, which takes the right to "
+            "restore.",
+            False,
+            feature="rehearsals",
+        ),
+    ]
+    files: Annotated[Files, Said("With `rehearse`: as of a restore.", "keep", feature="rehearsals")]
+
+
+class MigrateOptions(StopOptions, total=False):
+    """Options of a migration."""
+
+    mode: Annotated[
+        MigrateMode,
+        Said(
+            "`precopy`: copy the memory while the program runs; `driver`: needs no hook, and stops "
+            "the program for as long as the driver takes; `auto` chooses, and the job's notes say "
+            "why.",
+            "auto",
+        ),
+    ]
+    deadline: Annotated[float, Said("The seconds that the program may take to come to rest.", 10.0)]
+
+
+class SuspendOptions(StopOptions, total=False):
+    """Options of a suspension, and of a swap."""
+
+    where: Annotated[
+        Where,
+        Said(
+            "Where the device memory goes: `auto` is host memory, or the disk if host memory is "
+            "short.",
+            "auto",
+        ),
+    ]
+    deadline: Annotated[float, Said("The seconds that the program may take to come to rest.", 10.0)]
+    thaw: Annotated[
+        bool,
+        Said(
+            "If the process is in a step of a Slurm job that is frozen meanwhile, thaw the step, "
+            "which stays so.",
+            False,
+        ),
+    ]
+
+
+class ResumeOptions(QueueOptions, total=False):
+    """Options of a resumption."""
+
+    gpu: Annotated[str, Said("A destination.", otherwise="where the process was")]
+
+
+class ImportOptions(JobOptions, total=False):
+    """Options of an import."""
+
+    anyway: Annotated[
+        bool, Said("Take the image also if it could not be restored here now.", False)
+    ]
+    owner: Annotated[
+        int,
+        Said("The user id that the image is to belong to. For root.", otherwise="the caller"),
+    ]
+    trust: Annotated[bool, Said("Take it though nobody has signed it. For root.", False)]
