@@ -1,4 +1,4 @@
-"""Read and write durations and sizes with their units, as people write them."""
+"""Read and write durations, sizes and shares with their units, as people write them."""
 
 import re
 
@@ -13,14 +13,16 @@ _SECONDS = {
     "w": 604_800.0,
 }
 _NUMBER = r"[0-9]+(?:\.[0-9]+)?"
-_PART = re.compile(rf"({_NUMBER})({'|'.join(sorted(_SECONDS, key=len, reverse=True))})")
-_DURATION = re.compile(rf"\s*(?:{_PART.pattern}\s*)+")
+_PART = rf"({_NUMBER})({'|'.join(sorted(_SECONDS, key=len, reverse=True))})"
+DURATION = rf"{_NUMBER}|\s*(?:{_PART}\s*)+"
+"""Pattern of the texts that :func:`duration` reads; those of the others follow."""
 _BYTES = {
     "": 1,
     **{unit: 1000**power for power, unit in enumerate("KMGT", 1)},
     **{f"{unit}i": 1024**power for power, unit in enumerate("KMGT", 1)},
 }
-_SIZE = re.compile(rf"\s*({_NUMBER})\s*([KMGT]i?)?B?\s*")
+SIZE = rf"\s*({_NUMBER})\s*([KMGT]i?)?B?\s*"
+SHARE = r"\s*([0-9]{1,2}(?:\.[0-9]+)?)\s*%\s*"
 
 
 def duration(text: str) -> float | None:
@@ -29,9 +31,9 @@ def duration(text: str) -> float | None:
     """
     if re.fullmatch(_NUMBER, text):
         return float(text)
-    if not _DURATION.fullmatch(text):
+    if not re.fullmatch(DURATION, text):
         return None
-    return sum(float(number) * _SECONDS[unit] for number, unit in _PART.findall(text))
+    return sum(float(number) * _SECONDS[unit] for number, unit in re.findall(_PART, text))
 
 
 def duration_text(seconds: float) -> str:
@@ -48,5 +50,11 @@ def size(text: str) -> int | None:
     """Return the bytes of ``16 GiB``, ``500M`` or ``4096``; None for other text. ``G`` is 10^9,
     ``Gi`` is 2^30; ``B`` may follow.
     """
-    found = _SIZE.fullmatch(text)
+    found = re.fullmatch(SIZE, text)
     return int(float(found[1]) * _BYTES[found[2] or ""]) if found else None
+
+
+def share(text: str) -> float | None:
+    """Return the part of 1 that ``5%`` stands for; None for other text, and from ``100%`` on."""
+    found = re.fullmatch(SHARE, text)
+    return float(found[1]) / 100 if found else None

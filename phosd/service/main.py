@@ -2,7 +2,6 @@
 
 import argparse
 import asyncio
-import dataclasses
 import faulthandler
 import logging
 import os
@@ -13,6 +12,8 @@ from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from phosd import __version__
 from phosd.bus import NAME, CallError, Connection, NoBusError
@@ -93,7 +94,7 @@ def _configure(args: argparse.Namespace) -> Config:
         for name in ("state_dir", "runtime_dir")
         if getattr(args, name) is not None
     }
-    return dataclasses.replace(config, **given)
+    return msgspec.structs.replace(config, **given)
 
 
 def _config_file(args: argparse.Namespace) -> Path:
@@ -231,7 +232,7 @@ def prepare_folders(config: Config) -> None:
     config.runtime_dir.mkdir(mode=0o755, parents=True, exist_ok=True)
     if not config.state_dir.stat().st_mode & 0o077:
         return
-    if config.state_dir == Config.state_dir:
+    if config.state_dir == configuration.STATE_DIR:
         config.state_dir.chmod(0o700)
         _log.warning("%s was open to others and is closed now", config.state_dir)
     else:

@@ -1,8 +1,8 @@
-"""Durations and sizes with units."""
+"""Durations, sizes and shares with units."""
 
 import pytest
 
-from phosd.units import duration, duration_text, size
+from phosd.units import duration, duration_text, share, size
 
 
 @pytest.mark.parametrize(
@@ -48,3 +48,14 @@ def test_durations_are_told_as_they_are_written(seconds: float, text: str) -> No
 )
 def test_sizes(text: str, found: int | None) -> None:
     assert size(text) == found
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        *[("5%", 0.05), ("2.5 %", 0.025), ("0%", 0.0), ("99%", 0.99)],
+        *[("", None), ("%", None), ("5", None), ("-5%", None), ("100%", None), ("5%%", None)],
+    ],
+)
+def test_shares(text: str, found: float | None) -> None:
+    assert share(text) == found

@@ -1,12 +1,13 @@
 """Run the daemon behind the bus: start, background work, reconfiguration and shutdown."""
 
 import asyncio
-import dataclasses
 import logging
 import time
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from phosd import __version__
 from phosd.bus import ROOT
@@ -137,11 +138,11 @@ class Manager:
         """
         fixed = [
             f.name
-            for f in dataclasses.fields(Config)
+            for f in msgspec.structs.fields(Config)
             if f.name not in _CHANGEABLE and getattr(new, f.name) != getattr(self.config, f.name)
         ]
         changed = {name: getattr(new, name) for name in _CHANGEABLE}
-        self.config = dataclasses.replace(self.config, **changed)
+        self.config = msgspec.structs.replace(self.config, **changed)
         self.periodic.rules = self.config.periodic
         self.jobs.set_limits(self.config.job_limits)
         self.engine.limit(self.config.disk_limits)

@@ -3,6 +3,11 @@
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Annotated
+
+import msgspec
+
+from phosd.service.config_values import Days, Images, LargeSize, Size, Truth, UserId, about
 
 MOST_JOBS = 64
 """Most jobs that run at the same time: each has a thread."""
@@ -56,24 +61,22 @@ def in_turn(waiting: Iterable[tuple[int, int]], running: Iterable[int]) -> list[
     return [number for _, number in sorted(turns)]
 
 
-@dataclass(frozen=True)
-class UserLimits:
-    """Limits on one user's images: a ``[[limits]]`` table. Sizes are in bytes.
+class UserLimits(msgspec.Struct, frozen=True):
+    """Limits on one user's images: a ``[[limits]]`` table."""
 
-    A checkpoint that would exceed ``quota`` is refused. The other fields delete images: those older
-    than ``keep_days``, all but the newest ``keep``, all but the newest ``keep_each`` of each
-    program that has a name, and the oldest while all take more than ``keep_bytes``. The last good
-    image of a living process is kept nevertheless, unless ``keep_last`` is false. ``user`` is a
-    user id; None applies to all users.
-    """
-
-    user: int | None = None
-    quota: int | None = None
-    keep: int | None = None
-    keep_each: int | None = None
-    keep_days: float | None = None
-    keep_bytes: int | None = None
-    keep_last: bool = True
+    user: Annotated[UserId | None, about("Whose images; by default everybody's.")] = None
+    quota: Annotated[Size | None, about("A checkpoint that would exceed it is refused.")] = None
+    keep: Annotated[Images | None, about("How many are kept, the newest good ones.")] = None
+    keep_each: Annotated[
+        Images | None, about("How many of each program that has a name are kept.")
+    ] = None
+    keep_days: Annotated[Days | None, about("How many days an image is kept.")] = None
+    keep_bytes: Annotated[
+        LargeSize | None, about("The oldest images go while all take more than this.")
+    ] = None
+    keep_last: Annotated[
+        Truth, about("Whether the last good image of a living process is kept nevertheless.")
+    ] = True
 
     @property
     def delete(self) -> bool:

@@ -3,12 +3,20 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 import msgspec
 
 from phosd.engine.program.process import GpuProcess
 from phosd.engine.system.procfs import ProcessId
+from phosd.service.config_values import (
+    LEAST_SECOND,
+    Duration,
+    Images,
+    Pattern,
+    UserId,
+    about,
+)
 from phosd.service.jobs.options import CheckpointRequest
 from phosd.service.process_identity import Target, process_key
 
@@ -16,17 +24,13 @@ KEEP = 5
 """Images that a schedule keeps by default."""
 
 
-@dataclass(frozen=True)
-class PeriodicRule:
-    """A rule that checkpoints matching processes every ``every`` seconds and keeps ``keep`` images.
+class PeriodicRule(msgspec.Struct, frozen=True):
+    """A rule that checkpoints the processes that match it: a ``[[periodic]]`` table."""
 
-    ``command`` is a pattern with ``*`` and ``?`` for the whole command line; ``user`` is a user id.
-    """
-
-    every: float
-    keep: int = KEEP
-    user: int | None = None
-    command: str = "*"
+    every: Annotated[Duration, LEAST_SECOND, about("The time between two checkpoints.")]
+    keep: Annotated[Images, about("How many images of each process are kept.")] = KEEP
+    user: Annotated[UserId | None, about("Whose processes; by default everybody's.")] = None
+    command: Annotated[Pattern, about("For the whole command line, with * and ?.")] = "*"
 
     def fits(self, process: GpuProcess) -> bool:
         """Whether the rule matches a process."""

@@ -1,12 +1,13 @@
 """The configuration: what it can say, and how its mistakes are told."""
 
-import dataclasses
 import pwd
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from phosd.engine.operations.admission import SizeOrShare
+from phosd.service import config as configuration
 from phosd.service import main
 from phosd.service.config import Config, ConfigError, load
 from phosd.service.config_values import size
@@ -108,7 +109,7 @@ def test_the_usual_state_folder_is_closed_and_another_told_of(
     for folder in (usual, chosen):
         folder.mkdir()
         folder.chmod(0o755)
-    monkeypatch.setattr(Config, "state_dir", usual)
+    monkeypatch.setattr(configuration, "STATE_DIR", usual)
     for folder, mode in ((usual, 0o700), (chosen, 0o755), (tmp_path / "new", 0o700)):
         main.prepare_folders(Config(state_dir=folder, runtime_dir=tmp_path / "run"))
         assert folder.stat().st_mode & 0o777 == mode, folder
@@ -150,14 +151,15 @@ def test_mistakes_in_rules_are_told_with_their_lines(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         load(path)
     assert [problem.removeprefix(f"{path}:") for problem in caught.value.problems] == [
-        "1: periodic: say for whom, with `user` or `command`",
-        "5: periodic.user: there is no user 'no such user'",
-        "6: periodic.keep: 0 is less than the least that works, 1 image",
-        "4: periodic: `every` is missing (seconds, or for example '10min')",
-        "8: periodic.command: '' is no pattern; write for example 'python *train.py*'",
-        "9: periodic.every: 0.5 is less than the least that works, 1 s",
-        "10: periodic.speed: is not a setting of a rule; there are every, keep, user, command",
-        "12: periodic.user: there is no user True",
+        "1: periodic: say for whom: `user` or `command`",
+        '5: periodic.user: "no such user" is not a user, by name or id; write for example "root"',
+        "6: periodic.keep: 0 is not a number of images, at least 1; write for example 5",
+        '4: periodic.every: is missing; write for example "10min"',
+        '8: periodic.command: "" is not a pattern; write for example "python *train.py*"',
+        '9: periodic.every: 0.5 is not a duration of at least 1 s; write for example "10min"',
+        "10: periodic.speed: is not a setting of this version; there are every, keep, user, "
+        "command",
+        '12: periodic.user: true is not a user, by name or id; write for example "root"',
     ]
     for text in ("periodic = 5\n", "periodic = [1]\n", "[periodic]\nevery = 9\n"):
         path.write_text(text)
@@ -165,33 +167,47 @@ def test_mistakes_in_rules_are_told_with_their_lines(tmp_path: Path) -> None:
             load(path)
 
 
+JOBS = "a number of jobs from 1 to 64; write for example 16"
+DURATION = 'a duration of at least 0.5 s; write for example "10min"'
+SIZE = 'a size of at least 1 MiB; write for example "16GiB"'
+SHARE = 'a size or a share below 100%; write for example "5%"'
+ADDRESS = 'an address and port; write for example "127.0.0.1:9476"'
+HUGE = "9" * 400
+
+
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
-        ("max_jobs = 0", "0 is less than the least that works, 1 job"),
-        ("max_jobs = 65", "65 is more than the most that works, 64 jobs"),
-        ("jobs_per_gpu = 1.5", "1.5 is not a number"),
-        ('min_free = "101%"', "'101%' is not a share of the disk; write for example '5%'"),
-        ('min_free = "x%"', "'x%' is not a share of the disk; write for example '5%'"),
-        ('min_free = "some"', "'some' is not a size; write bytes or for example '16GiB'"),
-        ("metrics = 9476", "9476 is not an address and port; write for example '127.0.0.1:9476'"),
+        ("max_jobs = 0", f"0 is not {JOBS}"),
+        ("max_jobs = 65", f"65 is not {JOBS}"),
+        ("jobs_per_gpu = 1.5", f"1.5 is not {JOBS}"),
+        ("retention_days = 0", "0 is not a number of days, at least 1; write for example 90"),
+        ("rescan_seconds = nan", f"NaN is not {DURATION}"),
+        ('rescan_seconds = "400ms"', f'"400ms" is not {DURATION}'),
+        ('rescan_seconds = "soon"', f'"soon" is not {DURATION}'),
+        ('ring_bytes = "1000 KiB"', f'"1000 KiB" is not {SIZE}'),
+        (f"ring_bytes = {HUGE}", f"{HUGE} is not {SIZE}"),
+        ("shadow_limit = -1", '-1 is not a size; write for example "16GiB"'),
         (
-            'metrics = "localhost:9476"',
-            "'localhost:9476' is not an address and port; write for example '127.0.0.1:9476'",
+            'analysis = "on"',
+            "\"on\" is not 'background' or 'off'; write for example \"background\"",
         ),
-        (
-            'metrics = "127.0.0.1:65536"',
-            "'127.0.0.1:65536' is not an address and port; write for example '127.0.0.1:9476'",
-        ),
+        ('min_free = "101%"', f'"101%" is not {SHARE}'),
+        ('min_free = "x%"', f'"x%" is not {SHARE}'),
+        ('memory_tier = "some"', f'"some" is not {SHARE}'),
+        ("memory_tier = [5]", f"[5] is not {SHARE}"),
+        ("metrics = 9476", f"9476 is not {ADDRESS}"),
+        ('metrics = "localhost:9476"', f'"localhost:9476" is not {ADDRESS}'),
+        ('metrics = "127.0.0.1:65536"', f'"127.0.0.1:65536" is not {ADDRESS}'),
         (
             'metrics = "0.0.0.0:9476"',
             "0.0.0.0:9476 can be reached by other machines; listen on 127.0.0.1, "
             "or set metrics_public = true",
         ),
-        ("metrics_public = 1", "1 is neither true nor false"),
+        ("metrics_public = 1", "1 is not true or false; write for example true"),
     ],
 )
-def test_mistakes_in_limits_of_the_node(tmp_path: Path, line: str, problem: str) -> None:
+def test_mistakes_in_values(tmp_path: Path, line: str, problem: str) -> None:
     path = tmp_path / "phosd.toml"
     path.write_text(f"\n{line}\n")
     with pytest.raises(ConfigError) as caught:
@@ -214,15 +230,15 @@ def test_mistakes_in_limits_of_users_are_told_with_their_lines(tmp_path: Path) -
     with pytest.raises(ConfigError) as caught:
         load(path)
     assert [problem.removeprefix(f"{path}:") for problem in caught.value.problems] == [
-        "1: limits: say what the limits are: `quota`, `keep`, `keep_each`, `keep_days` or "
+        "1: limits: say what the limits are: `quota` or `keep` or `keep_each` or `keep_days` or "
         "`keep_bytes`",
-        "5: limits.keep: 0 is less than the least that works, 1 image",
-        "6: limits.quota: 'x' is not a size; write bytes or for example '16GiB'",
-        "8: limits.keep_days: 0.0 is less than the least that works, 0.01 days",
-        "9: limits.keep_bytes: 1 is less than the least that works, 1 MiB",
-        "10: limits.keep_last: 1 is neither true nor false",
-        "11: limits.speed: is not a setting of a rule; there are user, quota, keep, keep_each, "
-        "keep_days, keep_bytes, keep_last",
+        "5: limits.keep: 0 is not a number of images, at least 1; write for example 5",
+        '6: limits.quota: "x" is not a size; write for example "16GiB"',
+        "8: limits.keep_days: 0 is not a number of days, at least 0.01; write for example 30",
+        f"9: limits.keep_bytes: 1 is not {SIZE}",
+        "10: limits.keep_last: 1 is not true or false; write for example true",
+        "11: limits.speed: is not a setting of this version; there are user, quota, keep, "
+        "keep_each, keep_days, keep_bytes, keep_last",
     ]
 
 
@@ -277,4 +293,4 @@ def test_check_config_explains_and_exits(tmp_path: Path) -> None:
     assert f'state_dir = "{tmp_path}"\n' in done.stdout
     again = tmp_path / "again.toml"
     again.write_text(done.stdout)
-    assert load(again) == dataclasses.replace(load(path), state_dir=tmp_path)
+    assert load(again) == msgspec.structs.replace(load(path), state_dir=tmp_path)

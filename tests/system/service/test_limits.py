@@ -1,13 +1,13 @@
 """How many jobs run at once, who is next, and what the others see of it."""
 
 import asyncio
-import dataclasses
 import os
 import subprocess
 import sys
 import threading
 from collections.abc import Sequence
 
+import msgspec
 import pytest
 
 from phosd.engine.job.progress import Progress
@@ -173,20 +173,20 @@ def test_one_user_cannot_fill_the_queue() -> None:
 def test_the_place_in_the_queue_is_on_the_bus_and_the_limit_can_be_raised(
     service: Service,
 ) -> None:
-    assert service.reconfigure(dataclasses.replace(service.config, max_jobs=1)) == []
+    assert service.reconfigure(msgspec.structs.replace(service.config, max_jobs=1)) == []
     first = service.start("Checkpoint", "ua{sv}", os.getpid(), 0)
     assert service.get(first, "Job1", "Position") == "0"
     service.engine.stored["i"] = manifest("i")
     second = service.start("VerifyImage", "sa{sv}", "i", 0)
     assert service.get(second, "Job1", "State") == '"queued"'
     assert service.get(second, "Job1", "Position") == "1"
-    service.reconfigure(dataclasses.replace(service.config, max_jobs=2))
+    service.reconfigure(msgspec.structs.replace(service.config, max_jobs=2))
     wait_for(service, second, "done")
     assert service.get(second, "Job1", "Position") == "0"
 
 
 def test_the_gpus_of_a_job_are_those_of_the_processes_below_it(service: Service) -> None:
-    one_each = dataclasses.replace(service.config, jobs_per_gpu=1)
+    one_each = msgspec.structs.replace(service.config, jobs_per_gpu=1)
     assert service.reconfigure(one_each) == []
     with (
         subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child,

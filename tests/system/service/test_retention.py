@@ -1,6 +1,5 @@
 """Which images go by themselves, and which stay whatever the configuration says."""
 
-import dataclasses
 import math
 import os
 import subprocess
@@ -178,13 +177,13 @@ def test_images_go_after_a_checkpoint_but_not_the_last_of_a_process_that_runs(
         wait_for(service, service.start("Checkpoint", "ua{sv}", os.getpid(), 0), "done")
         assert f"image-{number}" in service.engine.stored
     old = UserLimits(keep_days=1)  # the images of the fake engine are of long ago
-    service.reconfigure(dataclasses.replace(service.config, limits=(old,)))
+    service.reconfigure(msgspec.structs.replace(service.config, limits=(old,)))
     wait_until(lambda: list(service.engine.stored) == ["image-2"], "the others to go")
     wait_for(service, service.start("Checkpoint", "ua{sv}", os.getpid(), 0), "done")
     wait_until(lambda: list(service.engine.stored) == ["image-3"], "the one before to go")
     wait_until(lambda: "image-2" not in service.call("ListImages"), "it to leave the bus")
-    told = dataclasses.replace(old, keep_last=False)
-    service.reconfigure(dataclasses.replace(service.config, limits=(told,)))
+    told = msgspec.structs.replace(old, keep_last=False)
+    service.reconfigure(msgspec.structs.replace(service.config, limits=(told,)))
     wait_until(lambda: not service.engine.stored, "the last one to go")
 
 
