@@ -135,7 +135,7 @@ def own_files() -> list[Path]:
     return [
         path
         for path in found
-        if path.suffix in (".py", ".typed", ".ptx", ".cu")
+        if path.suffix in (".py", ".pyi", ".typed", ".ptx", ".cu")
         and "native" not in path.parts
         and FOR_TESTS not in path.parents
     ]
