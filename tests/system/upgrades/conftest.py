@@ -35,7 +35,7 @@ def release() -> Path:
         _UNPACKED.mkdir(parents=True, exist_ok=True)
         fresh = Path(tempfile.mkdtemp(dir=_UNPACKED))
         try:
-            # By tar: Python 3.11.2, which Debian 12 has, knows no filter; and a fresh one has no xz.
+            # By tar: Python 3.11.2 of Debian 12 knows no filter; a fresh Debian has no xz.
             subprocess.run(
                 ["tar", "--extract", "--directory", fresh],
                 input=lzma.decompress(RELEASE.read_bytes()),
