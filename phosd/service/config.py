@@ -1,5 +1,6 @@
 """Read ``/etc/phos/phosd.toml``. Each mistake is reported with file, line and key."""
 
+import json
 import re
 import tomllib
 from dataclasses import dataclass, field
@@ -27,6 +28,7 @@ from phosd.service.config_values import (
     is_loopback,
     literal,
     read,
+    schema,
 )
 from phosd.service.jobs.limits import MOST_JOBS, JobLimits, UserLimits, limits_of
 from phosd.service.jobs.schedule import PeriodicRule
@@ -292,3 +294,22 @@ def as_toml(config: Config) -> str:
         else:
             lines.append(f"{name} = {literal(value)}")
     return "\n".join([*lines, *tables, ""])
+
+
+def json_schema() -> dict[str, Any]:
+    """Return the JSON schema of the file."""
+    found = _schema_of(Config)
+    for name, (kind, _, needed) in _RULES.items():
+        one_of = [{"required": [key]} for key in needed]
+        found["properties"][name]["items"] = {**_schema_of(kind), "anyOf": one_of}
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **found}
+
+
+def _schema_of(kind: type[msgspec.Struct]) -> dict[str, Any]:
+    keys = {f.name: schema(f.type) for f in fields(kind)}
+    for f in fields(kind):
+        if f.default not in (msgspec.NODEFAULT, None, "", ()):
+            keys[f.name]["default"] = json.loads(literal(f.default))
+    found = {"type": "object", "properties": keys, "additionalProperties": False}
+    required = [f.name for f in fields(kind) if f.required]
+    return {**found, "required": required} if required else found

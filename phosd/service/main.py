@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import faulthandler
+import json
 import logging
 import os
 import signal
@@ -44,6 +45,9 @@ _POLICY_HINT = (
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run ``phosd`` from the command line."""
     args = parser().parse_args(arguments)
+    if args.config_schema:
+        print(json.dumps(configuration.json_schema(), indent=2))
+        return
     faulthandler.enable()  # so that the watchdog's SIGABRT prints where each thread was
     job_log.begin()
     try:
@@ -82,6 +86,11 @@ def parser() -> argparse.ArgumentParser:
         "--check-config",
         action="store_true",
         help="explain every mistake, print the settings, exit",
+    )
+    made.add_argument(
+        "--config-schema",
+        action="store_true",
+        help="print the JSON schema of the configuration, exit",
     )
     return made
 

@@ -1,6 +1,7 @@
 """The Debian package: what of the checkout goes where. tests/boot installs and uses it."""
 
 import gzip
+import json
 import os
 import re
 import runpy
@@ -16,6 +17,7 @@ import pytest
 
 from phosd.engine.node.suspended import Register, Suspended
 from phosd.engine.system import procfs
+from phosd.service.config import json_schema
 from phosd.service.jobs.job_log import JOB_ENDED
 
 ROOT = Path(__file__).parents[2]
@@ -133,6 +135,13 @@ def test_who_distributes_it_is_its_maintainer(
     assert "\nMaintainer: Node Team <nodes@example.org>\n" in control
     with gzip.open(tmp_path / "usr/share/doc/phosd/changelog.gz", "rt") as file:
         assert "\n -- Node Team <nodes@example.org>  " in file.read()
+
+
+def test_the_configuration_names_its_schema(build_deb: dict[str, Any], tmp_path: Path) -> None:
+    build_deb["add_control"](tmp_path, "1.2", "amd64", {})
+    first, _, _ = (tmp_path / "etc/phos/phosd.toml").read_text().partition("\n")
+    schema = tmp_path / first.removeprefix("#:schema file:///")
+    assert json.loads(schema.read_text()) == json_schema()
 
 
 def test_maintainer_scripts_are_whole(build_deb: dict[str, Any], tmp_path: Path) -> None:

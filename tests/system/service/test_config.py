@@ -1,6 +1,9 @@
 """The configuration: what it can say, and how its mistakes are told."""
 
+import json
 import pwd
+import re
+import tomllib
 from pathlib import Path
 
 import msgspec
@@ -9,7 +12,7 @@ import pytest
 from phosd.engine.operations.admission import SizeOrShare
 from phosd.service import config as configuration
 from phosd.service import main
-from phosd.service.config import Config, ConfigError, load
+from phosd.service.config import Config, ConfigError, json_schema, load
 from phosd.service.config_values import size
 from phosd.service.jobs.limits import NO_LIMITS, UserLimits, limits_of
 from phosd.service.jobs.schedule import PeriodicRule
@@ -294,3 +297,36 @@ def test_check_config_explains_and_exits(tmp_path: Path) -> None:
     again = tmp_path / "again.toml"
     again.write_text(done.stdout)
     assert load(again) == msgspec.structs.replace(load(path), state_dir=tmp_path)
+
+
+def test_the_schema_says_what_the_file_may_have() -> None:
+    done = phosd("--config-schema")
+    assert done.returncode == 0
+    schema = json.loads(done.stdout)
+    assert schema == json_schema()
+    assert {*schema["properties"]} == {*Config.__struct_fields__}
+    described = [*schema["properties"].values()]
+    for rules in ("periodic", "limits"):
+        items = schema["properties"][rules]["items"]
+        assert items["additionalProperties"] is False
+        described += items["properties"].values()
+    assert all(each["description"] for each in described)
+    assert schema["properties"]["min_free"]["default"] == "1%"
+    assert schema["properties"]["max_jobs"].items() >= {"minimum": 1, "maximum": 64}.items()
+
+
+def test_texts_that_are_read_fit_the_schema() -> None:
+    schema = json_schema()["properties"]
+    settings = tomllib.loads(GOOD)
+    tables = [
+        (schema[name]["items"]["properties"], rule)
+        for name in ("periodic", "limits")
+        for rule in settings.pop(name)
+    ]
+    for properties, table in [(schema, settings), *tables]:
+        for key, value in table.items():
+            if isinstance(value, str):
+                assert "string" in properties[key]["type"]
+                assert re.search(properties[key].get("pattern", ""), value), key
+    for key, text in (("min_free", "101%"), ("rescan_seconds", "soon"), ("ring_bytes", "1 PiB")):
+        assert not re.search(schema[key]["pattern"], text), key
