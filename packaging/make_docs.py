@@ -49,6 +49,7 @@ SCOPES = {
 def escape(text: str) -> str:
     """Escape text for troff, so that it is printed verbatim."""
     text = text.replace("\\", "\\(rs").replace("-", "\\-").replace("'", "\\(aq")
+    text = text.replace('"', "\\(dq")  # the macros drop those around their arguments
     return re.sub(r"(?m)^\.", r"\\&.", text)
 
 

@@ -5,6 +5,8 @@ import re
 import runpy
 import subprocess
 import sys
+import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 
 import click
@@ -15,6 +17,7 @@ from phosd.cli.main import main as phos
 from phosd.cli.main import named
 from phosd.service import config
 from phosd.service.config import Config
+from phosd.service.config_values import read
 from phosd.service.jobs.limits import UserLimits
 from phosd.service.jobs.schedule import PeriodicRule
 from phosd.service.main import parser
@@ -115,6 +118,14 @@ def keys(kind: type[msgspec.Struct]) -> set[str]:
     return {*kind.__struct_fields__}
 
 
+def assert_defaults(kind: type[msgspec.Struct], shown: Mapping[str, str]) -> None:
+    """Compare the defaults that a page shows, as TOML, with those that are plain values."""
+    for field in msgspec.structs.fields(kind):
+        if field.default not in (None, "", (), msgspec.NODEFAULT):
+            value = tomllib.loads(f"value = {shown[field.name]}")["value"]
+            assert read(field.type, value) == field.default, field.name
+
+
 def test_every_setting_is_explained(made: Path) -> None:
     sample = _SETTING.sub("", SAMPLE.read_text())
     settings, *tables = re.split(r"(?m)^(?=\[\[)", sample)
@@ -139,6 +150,22 @@ def test_the_file_that_is_installed_holds_the_defaults(tmp_path: Path) -> None:
         default = getattr(Config(), name)
         if default not in (None, ""):
             assert getattr(loaded, name) == default, f"{name}: the file shows another default"
+
+
+def test_the_man_page_shows_the_defaults(made: Path) -> None:
+    text = shown(made / "man/phosd.toml.5").partition("\nEXAMPLES\n")[0]
+    assert_defaults(Config, dict(re.findall(r"(?m)^ +(\w+) = (.+)$", text)))
+
+
+def test_the_page_about_d_bus_has_every_setting_with_its_default() -> None:
+    page = (ROOT / "docs/reference/dbus.md").read_text()
+    section = page.partition("\n## Configuration\n")[2].partition("\n## ")[0]
+    _, *tables = section.split("| key | default | |")
+    kinds: list[type[msgspec.Struct]] = [Config, PeriodicRule, UserLimits]
+    for kind, table in zip(kinds, tables, strict=True):
+        rows = re.findall(r"(?m)^\| `(\w+)` \| (.*?) \|", table)
+        assert sorted(key for key, _ in rows) == sorted(keys(kind) - {"periodic", "limits"})
+        assert_defaults(kind, {key: default.strip("`") for key, default in rows})
 
 
 def test_bash_completes_commands_and_options(made: Path) -> None:
