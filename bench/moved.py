@@ -1,6 +1,6 @@
-"""Format the JSON lines of ``bench.moving`` as tables.
+"""Format the JSON lines of ``bench.moving`` as tables, and plot the stops of migrations.
 
-    python -m bench.moved docs/benchmarks/h200-moving.jsonl
+    python -m bench.moved docs/benchmarks/h200-moving.jsonl --plot docs/benchmarks/moving.svg
 
 Prints Markdown, with one row per line of the file.
 """
@@ -12,6 +12,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from bench.report import bars
+
 Row = dict[str, Any]
 STOP = ("quiesce", "park", "control", "unpark")
 BACK = ("admission", "load", "control", "map")
@@ -21,10 +23,23 @@ BACK = ("admission", "load", "control", "map")
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("results", type=Path)
+    parser.add_argument("--plot", type=Path, help="write the stops of migrations as an SVG")
     options = parser.parse_args()
     rows = [json.loads(line) for line in options.results.read_text().splitlines()]
     for operation, show in (("migrate", migrations), ("suspend", suspensions), ("swap", swaps)):
         print(f"\n{operation}:\n\n{show([row for row in rows if row['operation'] == operation])}")
+    if options.plot:
+        options.plot.write_text(plot([row for row in rows if row["operation"] == "migrate"]))
+
+
+def plot(rows: Sequence[Row]) -> str:
+    """Draw the median stop of the migrations of each row, by phase, as an SVG."""
+    drawn = []
+    for row in rows:
+        phases = [one["phases_s"] for one in row["results"]]
+        taken = {name: median(one.get(name, 0.0) for one in phases) for name in STOP}
+        drawn.append((_name(row), taken, row["stop_median_s"]))
+    return bars(drawn, STOP)
 
 
 def migrations(rows: Sequence[Row]) -> str:

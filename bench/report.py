@@ -1,9 +1,12 @@
-"""Format the JSON lines of ``bench.checkpoint`` or ``bench.series`` as tables and a plot.
+"""Format the JSON lines of ``bench.checkpoint``, ``bench.series`` or ``bench.restoring`` as tables
+and a plot.
 
     python -m bench.report docs/benchmarks/h200.jsonl --plot docs/benchmarks/stop.svg
     cd docs/benchmarks; python -m bench.report h200-concurrent.jsonl --plot concurrent.svg
+    python -m bench.report h100-restore.jsonl --build "stop and driver" --plot restore.svg
 
-Prints the tables in Markdown. Each row of a table is one line of the file, in its order.
+Prints the tables in Markdown. Each row of a table is one line of the file, in its order. The plot
+has the seconds of the last table.
 """
 
 import argparse
@@ -17,7 +20,19 @@ from xml.sax.saxutils import escape
 STOP = ("quiesce", "digest", "drain", "park", "control", "cpu", "unpark")
 """Phases of a checkpoint during which the program is stopped."""
 RESTORE = ("admission", "load", "cpu", "control", "map", "verify")
-COLOURS = ("#b0b0b0", "#8c6bb1", "#2b8cbe", "#a6bddb", "#f16913", "#d94801", "#fdae6b")
+COLOURS = {
+    "quiesce": "#b0b0b0",
+    "digest": "#8c6bb1",
+    "drain": "#2b8cbe",
+    "park": "#a6bddb",
+    "control": "#f16913",
+    "cpu": "#d94801",
+    "unpark": "#fdae6b",
+    "admission": "#b0b0b0",
+    "load": "#2b8cbe",
+    "map": "#fdae6b",
+    "verify": "#8c6bb1",
+}
 
 Row = dict[str, Any]
 
@@ -25,9 +40,19 @@ Row = dict[str, Any]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("results", type=Path)
-    parser.add_argument("--plot", type=Path, help="write the stops as an SVG")
+    parser.add_argument("--build", help="leave out the lines of other builds")
+    parser.add_argument("--plot", type=Path, help="write the seconds of each row as an SVG")
     options = parser.parse_args()
     lines = [json.loads(line) for line in options.results.read_text().splitlines()]
+    if options.build is not None:
+        lines = [line for line in lines if line.get("build") == options.build]
+    drawn = report(lines)
+    if options.plot:
+        options.plot.write_text(drawn)
+
+
+def report(lines: Sequence[Row]) -> str:
+    """Print the tables of ``lines``, and return their plot."""
     series = [line for line in lines if "checkpoints" in line]
     if series:
         print(costs(series))
@@ -39,14 +64,17 @@ def main() -> None:
         print("\nThe median stop, in seconds:\n")
         rows = [medians(line) for line in series]
         print(table(rows, "checkpoint_phases_s", STOP, "stop_s"))
+    elif restores := [restored(line) for line in lines if "restores" in line]:
+        print("The median restore, in seconds:\n")
+        print(table(restores, "restore_phases_s", RESTORE, "restore_s"))
+        return plot(restores, "restore_phases_s", RESTORE, "restore_s")
     else:
         rows = [line for line in lines if "checkpoint_phases_s" in line]
         print("The stop, in seconds:\n")
         print(table(rows, "checkpoint_phases_s", STOP, "stop_s"))
         print("\nThe restore, in seconds:\n")
         print(table(rows, "restore_phases_s", RESTORE, "restore_s"))
-    if options.plot:
-        options.plot.write_text(plot(rows))
+    return plot(rows, "checkpoint_phases_s", STOP, "stop_s")
 
 
 def medians(line: Row) -> Row:
@@ -60,6 +88,17 @@ def medians(line: Row) -> Row:
     }
     stop = statistics.median(one["stop_s"] for one in done)
     return line | {"checkpoint_phases_s": phases, "stop_s": stop}
+
+
+def restored(line: Row) -> Row:
+    """Return the restores of one program as one row: their median, and that of each phase."""
+    done = [one["phases_s"] for one in line["restores"]]
+    phases = {
+        phase: statistics.median(one[phase] for one in done)
+        for phase in RESTORE
+        if all(phase in one for one in done)
+    }
+    return line | {"restore_phases_s": phases, "restore_s": line["median_s"]}
 
 
 def costs(series: Sequence[Row]) -> str:
@@ -257,6 +296,12 @@ def name(row: Row) -> str:
         )
         build = f" ({row['build']})" if "build" in row else ""
         return f"{program}, {row['mode']}{kind}{limit}{place}{build}"
+    if "restores" in row:
+        mode = f", {row['mode']}" if "mode" in row else ""
+        place = ", disk" if row.get("memory_tier") == "0" else ", memory"
+        within = ", pid namespace" if row["pidns"] else ""
+        program = " ".join(row["program"]).replace("--size ", "").replace("--", "")
+        return f"{program}{mode}{place}{within}"
     place = "disk" if row["state"] == "/tmp" else "memory"
     pages = ", huge pages" if row["transparent_hugepages"] == "always" else ""
     through = ", D-Bus" if row["through"] == "D-Bus" else ""
@@ -277,12 +322,18 @@ def table(rows: Sequence[Row], key: str, phases: Sequence[str], total: str) -> s
     return "\n".join(lines)
 
 
-def plot(rows: Sequence[Row]) -> str:
-    """Draw the stops as stacked bars on one scale, as an SVG."""
+def plot(rows: Sequence[Row], key: str, phases: Sequence[str], total: str) -> str:
+    """Draw the phases of each row as a bar, all on one scale, as an SVG."""
+    drawn = [(name(row), row[key], row[total]) for row in rows]
+    return bars(drawn, phases)
+
+
+def bars(rows: Sequence[tuple[str, dict[str, float], float]], phases: Sequence[str]) -> str:
+    """Draw rows of a label, the seconds of some ``phases`` and the seconds of all, as an SVG."""
     bar, gap, top = 22, 14, 34
-    left = max(300, 7 * max(len(name(row)) for row in rows))  # pixels for the longest name
+    left = max(300, 7 * max(len(label) for label, _, _ in rows))  # pixels for the longest label
     width = left + 600
-    scale = (width - left - 70) / max(row["stop_s"] for row in rows)
+    scale = (width - left - 70) / max(total for _, _, total in rows)
     height = top + len(rows) * (bar + gap) + 10
     out = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}"'
@@ -290,23 +341,22 @@ def plot(rows: Sequence[Row]) -> str:
         f'<rect width="{width}" height="{height}" fill="white"/>',
     ]
     x = 10.0
-    for phase, colour in zip(STOP, COLOURS, strict=True):
-        out.append(f'<rect x="{x}" y="10" width="12" height="12" fill="{colour}"/>')
+    for phase in phases:
+        out.append(f'<rect x="{x}" y="10" width="12" height="12" fill="{COLOURS[phase]}"/>')
         out.append(f'<text x="{x + 16}" y="21">{phase}</text>')
         x += 90
-    for number, row in enumerate(rows):
+    for number, (label, seconds, total) in enumerate(rows):
         y = top + number * (bar + gap)
-        out.append(
-            f'<text x="{left - 8}" y="{y + 16}" text-anchor="end">{escape(name(row))}</text>'
-        )
+        out.append(f'<text x="{left - 8}" y="{y + 16}" text-anchor="end">{escape(label)}</text>')
         x = float(left)
-        for phase, colour in zip(STOP, COLOURS, strict=True):
-            length = row["checkpoint_phases_s"].get(phase, 0.0) * scale
+        for phase in phases:
+            length = seconds.get(phase, 0.0) * scale
             out.append(
-                f'<rect x="{x:.1f}" y="{y}" width="{length:.1f}" height="{bar}" fill="{colour}"/>'
+                f'<rect x="{x:.1f}" y="{y}" width="{length:.1f}" height="{bar}"'
+                f' fill="{COLOURS[phase]}"/>'
             )
             x += length
-        out.append(f'<text x="{x + 6:.1f}" y="{y + 16}">{row["stop_s"]:.2f} s</text>')
+        out.append(f'<text x="{x + 6:.1f}" y="{y + 16}">{total:.2f} s</text>')
     return "\n".join([*out, "</svg>", ""])
 
 

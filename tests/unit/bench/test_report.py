@@ -1,10 +1,23 @@
-"""Series of one program without and with analysis are told apart, and put beside each other."""
+"""Series of one program without and with analysis are told apart, and put beside each other. The
+plots of the pages are those of the results beside them.
+"""
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
-from bench.report import beside, with_and_without
+import pytest
+
+from bench import moved
+from bench.report import beside, report, with_and_without
+from tests.support.checkout import ROOT
+
+_BENCHMARKS = ROOT / "docs/benchmarks"
+
+
+def lines_of(results: str) -> list[Any]:
+    return [json.loads(line) for line in (_BENCHMARKS / results).read_text().splitlines()]
 
 
 def series(program: str, needless: int, looks: int, analysed: dict[str, int] | None) -> Any:
@@ -58,3 +71,24 @@ def test_without_and_with_analysis() -> None:
         "1400; 1600",
         "0; 0",
     ]
+
+
+@pytest.mark.parametrize(
+    "plot, results, build",
+    [
+        ("stop", "h200", None),
+        ("snapshot", "h200-snapshot", None),
+        ("concurrent", "h200-concurrent", None),
+        ("restore", "h100-restore", "stop and driver"),
+    ],
+)
+def test_a_plot_shows_the_results(plot: str, results: str, build: str | None) -> None:
+    lines = lines_of(f"{results}.jsonl")
+    if build is not None:
+        lines = [line for line in lines if line.get("build") == build]
+    assert report(lines) == (_BENCHMARKS / f"{plot}.svg").read_text()
+
+
+def test_the_plot_of_migrations_shows_the_results() -> None:
+    rows = [row for row in lines_of("h200-moving.jsonl") if row["operation"] == "migrate"]
+    assert moved.plot(rows) == (_BENCHMARKS / "moving.svg").read_text()
