@@ -1,6 +1,6 @@
 """Hundreds of short jobs: nothing grows but the history, and that as it should.
 
-``python -m bench.soak`` is the long version of this; docs/benchmarks.md has what it found.
+``python -m bench.soak`` is the long version of this; docs/benchmarks/faults.md has what it found.
 """
 
 from pathlib import Path

@@ -74,7 +74,7 @@ def _by_experience(past: Sequence[PastCheckpoint]) -> Choice:
     """Return ``concurrent``, unless it failed repeatedly or cost more than another mode.
 
     Free device memory does not matter here: without it the program waits for its chunks, but no
-    longer than another mode would stop it (docs/benchmarks.md).
+    longer than another mode would stop it (docs/benchmarks/concurrent.md).
     """
     tried = [e for e in past if e.mode == "concurrent" or e.guessed_wrong or e.starved]
     last = tried[:_ENOUGH]
