@@ -1,4 +1,4 @@
-"""Have the kernels that a program launches analysed, as phosd does in the background, but at once.
+"""Analyse the kernels that a program launches, as phosd does in the background, but at once.
 
 What is found is kept in the state folder, by the bytes of the modules: another program, or the same
 one later, has it without being analysed again. Several programs may be analysed at a time.
@@ -34,7 +34,7 @@ _HOUR_SECONDS = 1 << 30
 _BATCH = 2
 """Kernels that one process analyses: each has to find them in the module first."""
 _MODULE_SECONDS = 30
-"""Of what is left when the cache is filled: by so much it may go past the deadline."""
+"""Longest analysis of one module: by so much the filling of the cache may pass its deadline."""
 
 
 @dataclass
@@ -83,7 +83,7 @@ def analyse(node: Node, pid: int, seconds: float) -> Analysed:
         time.sleep(COUNT_SECONDS)
         for one in processes:
             fill_cache(node, one.id, end)
-            # Of what is in the cache the hook gets the tables, by one look at the process.
+            # One look at the process gives the hook the tables that are in the cache.
             while analysis.hurry(one.id, one.uid) and time.monotonic() < end:
                 analysis.step([one])
             analysis.step([one])

@@ -2,8 +2,8 @@
 
 Each of them connects to ``program.sock`` again and again, and sends a TCP socket whose last close
 waits for a minute. The calls are made without them, beside them, without them once more, and beside
-as many that do the same to a socket of their own: what these take of the processors is no fault of
-phosd's.
+as many that do the same to a socket of their own: phosd is not to blame for the processor time
+that these take.
 
 As root: ``python -m bench.beside_descriptors [--processes 20] [--calls 300]``. It prints
 percentiles in milliseconds, and fails if the 99th beside the attack is above twice that without it,

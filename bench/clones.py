@@ -33,7 +33,7 @@ from phosd.engine.operations.restore.restore import restore
 from phosd.service.config_values import size
 
 _LINES = 5
-"""Of output before it is saved."""
+"""Lines of output before it is saved."""
 
 
 def timed(operation: Callable[[Progress], Any]) -> tuple[Any, dict[str, Any]]:

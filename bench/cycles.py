@@ -27,7 +27,7 @@ from phosd.engine.operations.restore.restore import restore
 from phosd.errors import Busy
 
 _TRIES = 5
-"""Of a checkpoint: while workers come and go it may say that it is to be tried again."""
+"""Attempts at a checkpoint: while workers come and go it may ask to be tried again."""
 
 
 def cycle(node: Node, training: Training, mode: str, compare: int) -> dict[str, object]:

@@ -35,7 +35,7 @@ from phosd.engine.system import cuda
 from phosd.errors import NoSuchProcess
 
 _LINES = 5
-"""Of output before it is saved."""
+"""Lines of output before it is saved."""
 _PARAMETERS = "/proc/driver/nvidia/params"
 _HIDE = f"""
 set -e

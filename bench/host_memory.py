@@ -103,7 +103,7 @@ def restored(criu: Criu, saved_tree: SavedTree, log: Path) -> dict[str, float]:
 
 
 def forget(folder: Path) -> None:
-    """Have the kernel drop what it has in memory of the files."""
+    """Make the kernel drop what it has in memory of the files."""
     os.sync()
     for path in folder.iterdir():
         descriptor = os.open(path, os.O_RDONLY)

@@ -169,7 +169,7 @@ def main() -> None:
             one.add_argument("--seconds", type=float, default=90.0, help="that it may run")
             one.add_argument("--quiet", type=float, default=15.0, help="that end it earlier")
             one.add_argument("--instances", type=int, default=3, help="of a kernel and grid")
-            help_of_percent = "of the GPU's memory, for a copy of the program's (%(default)s)"
+            help_of_percent = "of the GPU's memory, for copying the program's (%(default)s)"
             one.add_argument("--percent", type=int, default=40, help=help_of_percent)
         else:
             one.add_argument("--seconds", type=float, default=3.0, help="that are counted")

@@ -27,7 +27,7 @@ from phosd.engine.system import procfs
 from phosd.errors import Unsupported
 
 _LINES = 3
-"""Of output before launches are counted."""
+"""Lines of output before launches are counted."""
 _PATIENCE = 30.0
 COMPILED, FILE, UNKNOWN = "compiled at run time", "a file", "unknown"
 """Instead of a library: where code came from."""

@@ -1,4 +1,4 @@
-"""Save, kill and restore a program of others' through the daemon, and note what became of it.
+"""Save, kill and restore somebody else's program through the daemon, and note what became of it.
 
     python -m bench.matrix NAME [--results FILE] [--seconds 60] [--checkpoints 2]
     python -m bench.matrix --list

@@ -1,4 +1,4 @@
-"""Have a program save itself while others ask for checkpoints, kill it, and restore it.
+"""Let a program save itself while others ask for checkpoints, kill it, and restore it.
 
     python -m bench.own_checkpoints [--every STEPS] [--steps N] [--asked TIMES]
         [--state DIR] [--memory-tier SIZE] -- PROGRAM [ARGUMENTS]

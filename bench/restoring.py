@@ -32,7 +32,7 @@ from phosd.engine.operations.restore.restore import restore
 from phosd.service.config_values import size
 
 _LINES = 5
-"""Of output before it is saved."""
+"""Lines of output before it is saved."""
 _REST = 1.0
 """Seconds after a kill, in which the driver gives back what the program had."""
 
@@ -44,7 +44,7 @@ def await_lines(log: Path, more: int) -> None:
 
 
 def forget(folder: Path) -> None:
-    """Have the kernel drop what it keeps in memory of the files below a folder."""
+    """Make the kernel drop what it keeps in memory of the files below a folder."""
     for path in folder.rglob("*"):
         if path.is_file():
             with path.open("rb") as file:

@@ -46,7 +46,7 @@ HEAD = (
     " | longest stop (s) |\n| --- | ---: | ---: | ---: | ---: | ---: | ---: |"
 )
 _LINES = 5
-"""Of a program's output before each image."""
+"""Lines of a program's output before each image."""
 _MIB = 1 << 20
 
 
@@ -212,7 +212,7 @@ class Program:
         self.pid = self._process.pid
 
     def step(self) -> None:
-        """Have it make one step."""
+        """Let it make one step."""
         self._step += 1
         self._say("")
         self._wait()

@@ -303,7 +303,7 @@ def run(
     arguments: argparse.Namespace,
     report: dict[str, Any],
 ) -> NoReturn:
-    """Have ``measure`` fill the report, print that, and exit with 1 if it failed."""
+    """Let ``measure`` fill the report, print that, and exit with 1 if it failed."""
     report |= {"program": " ".join(arguments.program), "memory_tier": arguments.memory_tier}
     with judged(arguments.state, report) as folder:
         measure(arguments, folder, report)

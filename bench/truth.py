@@ -49,7 +49,7 @@ NOTHING = Judged(_UNKNOWN, _UNKNOWN)
 
 @dataclass
 class Tally:
-    """Of some instances, how many are idempotent in truth, and how many got which verdict."""
+    """How many of some instances are idempotent in truth, and how many got which verdict."""
 
     instances: int = 0
     truly: int = 0

@@ -98,7 +98,7 @@ def _is_elf(path: Path) -> bool:
 
 
 def bind(runtime: Path) -> None:
-    """Have Python use the loader and the libraries beside it, wherever it runs."""
+    """Make Python use the loader and the libraries beside it, wherever it runs."""
     (loader,) = (runtime / "lib").glob("ld-linux*.so.*")
     here = Path("/") / RUNTIME / "lib"
     own: Command = ["--set-interpreter", here / loader.name, "--force-rpath", "--set-rpath", here]

@@ -207,7 +207,7 @@ def of_gcc(version: str, files: Sequence[str]) -> Component:
             f"libgcc; install libgcc-{version}-dev, and keep dpkg from leaving out that file"
         )
     return Component(
-        origin=f"GCC {version}: parts of libgcc and libstdc++ in a library of phosd's, which itself"
+        origin=f"GCC {version}: parts of libgcc and libstdc++ in a phosd library, which itself"
         " is\n Apache-2.0",
         files=files,
         holders=["2026 the phosd developers", "the holders that the text below names"],

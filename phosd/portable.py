@@ -34,7 +34,7 @@ ALIVE, DONE = b"\0", b"\1"
 
 _MAGIC = b"PHOSIMG\0"
 _PREFIX = struct.Struct("<8sIIQ")
-_FOREIGN = "name a file that `phos export` has written, or have it exported again"
+_FOREIGN = "name a file that `phos export` has written, or export it again"
 
 
 class Chunk(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

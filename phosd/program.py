@@ -93,7 +93,7 @@ def safe_point() -> Passed | None:
 
 
 def before_checkpoint(call: Callback) -> Callback:
-    """Have ``call`` called before the program is saved, moved or suspended.
+    """Call ``call`` before the program is saved, moved or suspended.
 
     It runs in the thread that calls :func:`safe_point` or :func:`checkpoint`, as all callables do.
     Those that were registered last run first. From now on the program has safe points.
@@ -102,14 +102,14 @@ def before_checkpoint(call: Callback) -> Callback:
 
 
 def after_checkpoint(call: Callback) -> Callback:
-    """Have ``call`` called in the program that goes on afterwards, whether it was saved or not, in
+    """Call ``call`` in the program that goes on afterwards, whether it was saved or not, in
     the order of registration.
     """
     return _register(_after, call)
 
 
 def after_restore(call: Callback) -> Callback:
-    """Have ``call`` called in the restored program, in the order of registration."""
+    """Call ``call`` in the restored program, in the order of registration."""
     return _register(_restored, call)
 
 

@@ -5,7 +5,7 @@ does not receive, in the thread that reads, and those that nobody has read, in t
 closes the socket. To close a file may take as long as its sender likes: a TCP socket waits for
 its peer (``SO_LINGER``). No event loop and no job may wait for that.
 
-So every socket of phosd's and of its programs' that others can reach is made, read and closed here.
+So every socket that others can reach, phosd's or its programs', is made, read and closed here.
 A socket that is made here takes no descriptors (``SO_PASSRIGHTS``, Linux 6.16), and neither do the
 connections that it accepts: who sends some is told ``EPERM``. An older kernel passes them. There
 nothing is received before a look at it has shown that no descriptors come with it, and a connection
@@ -106,7 +106,7 @@ def stop_listening(listener: socket.socket) -> None:
 
 @contextlib.contextmanager
 def descriptors_awaited(connection: socket.socket) -> Iterator[None]:
-    """Have a connection take descriptors inside: who reads must receive and judge all that come."""
+    """Let a connection take descriptors inside: the reader must receive and judge all that come."""
     _pass_descriptors(connection, wanted=True)
     try:
         yield
@@ -154,7 +154,7 @@ def let_go(descriptor: int) -> None:
 
 
 def abandon(descriptor: int) -> None:
-    """Have a socket closed that others have sent, or in which something of theirs lies. The caller
+    """Close a socket that others have sent, or in which something of theirs lies. The caller
     does not wait for that.
     """
     _closer.take(descriptor)

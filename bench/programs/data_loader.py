@@ -18,7 +18,7 @@ import torch
 from torch.utils.data import DataLoader
 
 _ITERATIONS = 20
-"""Of an epoch."""
+"""Iterations of an epoch."""
 
 
 class Images:

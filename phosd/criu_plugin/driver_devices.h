@@ -10,7 +10,7 @@
 
 namespace phos::criu {
 
-// Whether it is a device of the driver's: `kinds` has their kinds and major numbers, such as
+// Whether it is one of the driver's devices: `kinds` has their kinds and major numbers, such as
 // "c195 c238", as /proc/devices tells phosd. Parsed each time: CRIU has no thousands.
 inline bool is_one_of(const char* kinds, const struct stat& file) {
     const char kind = S_ISCHR(file.st_mode) ? 'c' : S_ISBLK(file.st_mode) ? 'b' : 0;

@@ -33,7 +33,7 @@ from tests.support.harness import PROGRAMS, compile_kernels
 MODES = ("stop", "concurrent", "recopy", "driver")
 PLAYED = ("single", "features")
 KILLS = 3
-"""Of phosd, beside each program."""
+"""Kills of phosd, beside each program."""
 _NEEDLESS = ("doc", "man", "locale", "info", "zoneinfo", "i18n")
 _TREE, _KERNELS = "tree.tar.xz", "kernels"
 _BUNDLED = "/usr/lib/phos/python"
@@ -82,7 +82,7 @@ def play(folder: Path) -> None:
 
 
 def _borrow(base: Path) -> None:
-    """Have this machine use the tree's ``systemd-nspawn`` and ``journalctl``, and give it the id
+    """Make this machine use the tree's ``systemd-nspawn`` and ``journalctl``, and give it the id
     that these ask for.
     """
     libraries = base / "usr/lib/x86_64-linux-gnu"

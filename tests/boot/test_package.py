@@ -14,7 +14,7 @@ from tests.boot.target import phos, restore_after_kill
 LIST_GPUS = "busctl --timeout=30 call org.phos /org/phos org.phos.Manager1 ListGPUs"
 _FILES = "find / -xdev -path /var/log -prune -o -path /var/lib/dpkg -prune -o -path /root -prune"
 _FILES += " -o -path /home -prune -o -path /var/lib/systemd -prune -o -print | sort"
-"""Of the whole system, what is not about users and not a record of what has happened."""
+"""Lists the whole system, without what is about users or records what has happened."""
 
 
 def test_a_program_of_a_user_is_saved_killed_and_restored(booted: Machine) -> None:

@@ -43,7 +43,7 @@ def settings(machine: Machine, *lines: str) -> Iterator[None]:
 
 @pytest.fixture
 def program(booted: Machine) -> Iterator[Target]:
-    """A program of ann's that computes, under the hook."""
+    """Ann's program, which computes under the hook."""
     running = target.start(booted, "ann")
     yield running
     running.kill()

@@ -38,7 +38,7 @@ class Cache:
 
 
 def pretend_torch(cache: Cache) -> None:
-    """Have the program look as if it had imported PyTorch."""
+    """Make the program look as if it had imported PyTorch."""
     torch, cuda = ModuleType("torch"), ModuleType("torch.cuda")
     torch.cuda = cuda  # type: ignore[attr-defined]
     cuda.empty_cache = cache.empty  # type: ignore[attr-defined]

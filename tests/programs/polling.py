@@ -25,7 +25,7 @@ class Pollers:
             threading.Thread(target=self._poll, daemon=True).start()
 
     def record(self) -> None:
-        """Have the event wait for all work so far."""
+        """Let the event wait for all work so far."""
         ok(driver.cuEventRecord(self._event, 0))
 
     def _poll(self) -> None:

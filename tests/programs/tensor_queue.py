@@ -32,7 +32,7 @@ SEGMENTS = 3
 ROUNDS = 7
 """Steps after which a segment is freed, and another one takes its place."""
 BYTES = 64
-"""Of a handle."""
+"""Length of a handle."""
 PASSES = 4
 """How often a tensor is computed on: whoever does not wait reads one that is half done."""
 

@@ -53,7 +53,7 @@ OPTIONAL = {
     "docker": "looked for, to say which release there is",
     "nvcc": "of benchmarks on a real GPU",
     "phos": "phosd's own, in examples",
-    "srun": "of a job of Slurm's",
+    "srun": "of a Slurm job",
 }
 """Programs that tests and set-up do without."""
 

@@ -1,4 +1,4 @@
-"""Programs in containers of containerd's, which ``ctr`` makes from an image of empty folders."""
+"""Programs in containerd's containers, which ``ctr`` makes from an image of empty folders."""
 
 import hashlib
 import json
@@ -49,7 +49,7 @@ class Ctr:
         return done.stdout
 
     def end(self, target: Contained) -> None:
-        """Kill the program. Who started the container may remove it, too, and be the first."""
+        """Kill the program. Whatever started the container may remove it, too, and be the first."""
         os.kill(target.first, signal.SIGKILL)
         wait_until(lambda: not alive(target.first), "the program to end")
         subprocess.run([*self.words, "tasks", "rm", "--force", self.name], capture_output=True)
@@ -66,7 +66,7 @@ class Ctr:
         return next(int(row[1]) for row in rows if row[0] == self.name)
 
     def follow(self, target: Contained, pid: int) -> None:
-        """Have the target's log be that of a process. It is in memory of the container's, which
+        """Take the log of a process for the target's. It is in the container's memory, which
         runtimes save: a file would have to be as it was.
         """
         target.first, target.log = pid, Path(f"/proc/{pid}/root{_LOG}")
@@ -117,7 +117,7 @@ def _containerd(ctr: Ctr) -> Iterator[None]:
 
 
 def _import_image(ctr: Ctr) -> None:
-    """Have an image imported in the form in which `docker save` writes one."""
+    """Import an image in the form in which `docker save` writes one."""
     folder = ctr.place / "image"
     folder.mkdir()
     layer, archive = folder / "layer.tar", folder / "archive.tar"

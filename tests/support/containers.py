@@ -122,7 +122,7 @@ def run_by_runc(
     block_device: int | None = None,
     network: Path | None = None,
 ) -> Iterator[Contained]:
-    """Run a target program in a container of runc's, or of a ``runtime`` with the same commands,
+    """Run a target program in a container of runc, or of a ``runtime`` with the same commands,
     which has ``more`` mounts, the right to a ``block_device`` of this major number, and perhaps a
     root that is ``read_only``. ``criu`` is what the settings of its CRIU say. ``network`` is the
     namespace that it is in, if that is not this machine's.
@@ -168,7 +168,7 @@ def run_by_runc(
 
 @dataclass(frozen=True)
 class Runc:
-    """A container of runc's, or of another ``runtime`` with its commands, and its checkpoints; CRIU
+    """A container of runc, or of another ``runtime`` with its commands, and its checkpoints; CRIU
     is the one that phosd uses.
     """
 
@@ -213,7 +213,7 @@ class Runc:
             given = ["--image-path", str(folder), "--work-path", str(self.place), *words]
             if self._is_crun:
                 # Its containers are at the top of the hierarchy that it does not see: CRIU would
-                # save all cgroups of the machine's, and make them again below the container's.
+                # save all of the machine's cgroups, and make them again below the container's.
                 given.insert(0, "--manage-cgroups-mode=ignore")
             done = subprocess.run(
                 [*self.words, command, *given],
@@ -251,7 +251,7 @@ def run_by_podman(program: str, place: Path, device: str, criu: str = "") -> Ite
 
 @dataclass(frozen=True)
 class Podman:
-    """A container of podman's, in a store of its own; it asks phosd where that of ``place`` is."""
+    """A podman container, in a store of its own; it asks phosd where that of ``place`` is."""
 
     place: Path
     name: str

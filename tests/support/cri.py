@@ -1,4 +1,4 @@
-"""Pods of containerd 2.1's, asked for by the Container Runtime Interface, as the kubelet does.
+"""Pods of containerd 2.1, asked for by the Container Runtime Interface, as the kubelet does.
 
 containerd restores only what was made of an image that a registry has: there is one here, of images
 made from what this machine has. Pods are in the network of the host, so that none is made for them.
@@ -29,7 +29,7 @@ from tests.support.harness import wait_until
 PREFIX = CHECKOUT / "build/containerd"
 """Where `make setup-containers` puts a containerd whose CRI saves containers, and its runc."""
 LOG = "/log"
-"""Of the program, in the file system of its container, which is saved with it."""
+"""The program's log, in the file system of its container, which is saved with it."""
 HOOK = "/opt/phos/libphos_hook.so"
 """In containers here, where /usr is the machine's and nothing can be mounted."""
 _NAMESPACES = {"network": 2, "pid": 1}
@@ -155,7 +155,7 @@ class Cri:
         return call.future(request(**given))
 
     def pull(self, name: str, layer: bytes, annotations: Mapping[str, str] | None = None) -> str:
-        """Have containerd take an image from the registry, which gets it first; its reference."""
+        """Let containerd take an image from the registry, which gets it first; its reference."""
         reference = self.registry.add(name, layer, annotations)
         self.call("PullImage", "Image", image={"image": reference})
         return reference
@@ -236,7 +236,7 @@ class Container:
         return self.cri.begin("CheckpointContainer", **where)
 
     def resume(self) -> None:
-        """Have it run, if it is paused: the CRI has no call for that."""
+        """Resume it, if it is paused: the CRI has no call for that."""
         address = self.cri.place / "containerd/cri.sock"
         ctr = [str(PREFIX / "bin/ctr"), f"--address={address}", "--namespace=k8s.io"]
         command = [*ctr, "tasks", "resume", self.id]
@@ -265,7 +265,7 @@ def containerd(place: Path, criu: str) -> Iterator[Cri]:
         (folder / "config.toml").write_text(_CONFIG.format(folder=folder, pause=pause))
         (hosts := folder / "registries" / registry.host).mkdir(parents=True)
         (hosts / "hosts.toml").write_text(f'server = "http://{registry.host}"\n')
-        # Where the machine may have settings of CRIU's, containerd and its runc see these.
+        # Where the machine may have CRIU settings, containerd and its runc see these.
         script = 'mkdir -p /etc/criu; mount --bind "$0" /etc/criu; exec "$@"'
         words = ["unshare", "--mount", "sh", "-ec", script, str(settings)]
         path = f"{PREFIX / 'bin'}:{Criu.find().path.parent}:{os.environ['PATH']}"

@@ -13,8 +13,8 @@ LOOP = 7
 
 
 def pretend(folder: Path, patch: pytest.MonkeyPatch) -> Path:
-    """Make such a device in ``folder``, for all users; phosd takes it for one of the driver's. The
-    real driver has devices of its own.
+    """Make such a device in ``folder``, for all users; phosd takes it for the driver's. The real
+    driver has devices of its own.
     """
     if not is_software():
         pytest.skip("the device belongs to the software GPU")

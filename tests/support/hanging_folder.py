@@ -62,7 +62,7 @@ class HangingFolder:
         self._server = server
 
     def hang(self) -> None:
-        """Answer nothing from now on. Who asks then cannot even be killed."""
+        """Answer nothing from now on. A process that asks then cannot even be killed."""
         self._server.send_signal(signal.SIGUSR1)
 
 

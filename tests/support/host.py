@@ -98,7 +98,7 @@ class Host:
         wait_until(self._serves, "phosd in the container to serve", harness.PATIENCE * 2)
 
     def run_image(self, *options: str, detach: bool = False) -> "subprocess.CompletedProcess[str]":
-        """Run the image with these options of podman's, and no network."""
+        """Run the image with these podman options, and no network."""
         kept = ["--detach", "--replace", "--name=phosd"] if detach else ["--rm"]
         given = ["--network=none", "--read-only", "--ulimit=host", "--env=PHOS_GPU=soft"]
         return self.podman("run", *kept, *given, *options, self.image)
@@ -139,7 +139,7 @@ class Host:
         return self.place / f"programs-{uid}"
 
     def _here(self, path: str) -> Path:
-        """Where this machine has a file of the host's."""
+        """Where this machine has the host's file."""
         own = path.startswith(_FOLDERS)
         return self.place / path[1:] if own else Path(path)
 

@@ -1,7 +1,7 @@
 """Check that files and functions are short: ``python -m tests.support.lengths``.
 
 A file tells one thing, in at most 400 lines, and a function does one, in at most 60. The decorators
-and the docstring of a function are left out: those of a command are its options and its help. Of
+and the docstring of a function are left out: those of a command are its options and its help. In
 C++ only files are measured.
 """
 

@@ -46,7 +46,7 @@ def _drop(peer: socket.socket) -> None:
 
 @contextlib.contextmanager
 def lingering_in(connection: socket.socket, data: bytes = b"x") -> Iterator[bool]:
-    """Have such a socket lie in a connection inside, and nowhere else. Yields False if the other
+    """Leave such a socket in a connection inside, and nowhere else. Yields False if the other
     side takes none; the data alone was sent then.
     """
     refused: list[OSError] = []

@@ -1,4 +1,4 @@
-"""Have phosd find a kernel that is older than this one."""
+"""Make phosd find a kernel that is older than this one."""
 
 import pytest
 

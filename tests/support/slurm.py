@@ -64,7 +64,7 @@ NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} \
 CPUs=16 RealMemory=1000 Gres=gpu:{gpus}
 """
 _ADDRESS = "192.0.2.1/32"
-"""Of a network for documentation."""
+"""An address of a network for documentation."""
 _DEVICES = ("/dev/zero", "/dev/null", "/dev/full", "/dev/random")
 """What stands for GPUs. The programs' are software, of which there is no such file."""
 _CGROUP_CONF = f"""\
@@ -91,7 +91,7 @@ class Release:
 
     plugin: Path
     programs: Path | None = None
-    """Of one that is not the system's, with its own plugins beside."""
+    """The folder of programs that are not the system's, with their own plugins beside."""
 
     @property
     def path(self) -> str:
@@ -140,7 +140,7 @@ class Cluster:
         return os.environ | {"SLURM_CONF": conf, "PATH": self.release.path}
 
     def ask(self, *words: str, **variables: str) -> str:
-        """Run a command of Slurm's, which must succeed, and return what it prints."""
+        """Run a Slurm command, which must succeed, and return what it prints."""
         done = self.try_to(*words, **variables)
         assert done.returncode == 0, f"{words}: {done.stderr}{self.logs()}"
         return done.stdout.strip()
@@ -293,7 +293,7 @@ def cluster(
 
 @contextmanager
 def _addressed() -> Iterator[None]:
-    """Have an address beside that of the loopback interface: without one Slurm resolves none."""
+    """Add an address beside that of the loopback interface: without one Slurm resolves none."""
     try:
         socket.getaddrinfo("127.0.0.1", 1, socket.AF_INET, flags=socket.AI_ADDRCONFIG)
     except socket.gaierror:

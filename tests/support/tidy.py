@@ -1,7 +1,7 @@
-"""Have clang-tidy look at native sources: ``python -m tests.support.tidy JOBS``.
+"""Let clang-tidy look at native sources: ``python -m tests.support.tidy JOBS``.
 
-Each takes seconds, so ``make test`` has it look at those that the last commit has changed, and at a
-part that is another one for each commit; ``make test-all`` has it look at all of them. A header is
+Each takes seconds, so ``make test`` gives it those that the last commit has changed, and a part of
+the others, another one for each commit; ``make test-all`` gives it all of them. A header is
 looked at with the sources that include it, so a changed header counts for nothing here.
 """
 

@@ -1,7 +1,8 @@
 """Say whether this run plays a step: ``python -m tests.support.turn NAME OF PATH...``.
 
-The exit code is 0 if one of the last commits has changed something that a PATH (of git's) names, or
-if it is the turn of this commit, as of one in OF; ``make test-all`` plays every step. Else it is 1.
+The exit code is 0 if one of the last commits has changed something that a PATH (as git reads it)
+names, or if it is the turn of this commit, as of one in OF; ``make test-all`` plays every step.
+Else it is 1.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""No socket of phosd's is made, read or closed past the module that keeps descriptors out.
+"""None of phosd's sockets is made, read or closed past the module that keeps descriptors out.
 
 That each one is safe, tests/system/service/test_lingering.py tries.
 """

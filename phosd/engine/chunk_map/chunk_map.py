@@ -222,7 +222,7 @@ class ChunkMap:
         return event
 
     def stop_watching(self) -> None:
-        """Have :meth:`next_event` return on the other thread, within a tenth of a second."""
+        """Make :meth:`next_event` return on the other thread, within a tenth of a second."""
         library().phos_board_stop_watching(self._view)
 
     def close(self) -> None:

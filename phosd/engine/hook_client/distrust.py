@@ -53,7 +53,7 @@ class Peer:
 
 
 def distrust(peer: Peer) -> None:
-    """Have no hook of this process or container asked any more, until it has ended."""
+    """Ask no hook of this process or container any more, until it has ended."""
     global _most
     members = {peer.process, *_members(peer.container)} if peer.container else set()
     with _lock:

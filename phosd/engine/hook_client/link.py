@@ -149,8 +149,9 @@ class HookLink(HookConnection):
         return {block.id for block in self.list_blocks() if block.flags & BlockFlag.AWAY}
 
     def make(self, ids: Sequence[int]) -> list[int]:
-        """Have the process make memory of its own for parked blocks, with any bytes in it. Returns
-        their descriptors, which the caller fills and closes. Raises :class:`OutOfMemory`.
+        """Ask the process to make memory of its own for parked blocks, with any bytes in it.
+
+        Returns their descriptors, which the caller fills and closes. Raises :class:`OutOfMemory`.
         """
         body, descriptors = self._request(Type.MAKE_BLOCKS, _ids(ids))
         try:
@@ -191,7 +192,7 @@ class HookLink(HookConnection):
         return self._count(Type.DISARM)
 
     def forget(self) -> None:
-        """Have the hook release the chunk map."""
+        """Ask the hook to release the chunk map."""
         self._ask(Type.FORGET)
 
     def kernels(self) -> list[Kernel]:
@@ -257,7 +258,7 @@ class HookLink(HookConnection):
         return known
 
     def empty_cache(self, *, ask: bool, until: float | None = None) -> ReleaseState:
-        """Have PyTorch in the process release its cache, on the program's main thread.
+        """Ask PyTorch in the process to release its cache, on the program's main thread.
 
         Without ``ask``, only return the state of an earlier request. The gate must be open.
         ``until`` is the deadline of the answer, on the monotonic clock.
@@ -276,7 +277,7 @@ class HookLink(HookConnection):
         return self._program(Ask.WANT if want else Ask.LOOK)
 
     def pass_safe_point(self) -> ProgramState:
-        """Have the threads at a safe point go on to the next one."""
+        """Let the threads at a safe point go on to the next one."""
         return self._program(Ask.PASS)
 
     def answer_program(
@@ -300,11 +301,11 @@ class HookLink(HookConnection):
             return decode_program(self._ask(Type.PROGRAM, payload))
 
     def may_see(self, pid: int) -> bool:
-        """Return whether the process may look at another one of its user's, which runs."""
+        """Return whether the process may look at another running process of its user."""
         return self._count(Type.MAY_SEE, U64.pack(pid)) != errno.EACCES
 
     def detach(self) -> None:
-        """Have the hook close its sockets until :meth:`reattach`; the connection ends."""
+        """Ask the hook to close its sockets until :meth:`reattach`; the connection ends."""
         self._ask(Type.DETACH)
         self.close()
 

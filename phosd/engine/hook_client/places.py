@@ -37,7 +37,7 @@ _NUMBER = re.compile("[0-9]{1,20}")
 MOST_USERS = 4096
 """Users who have a folder: each takes an inode, and one user may have many ids in namespaces."""
 MOST_SWEPT = 100_000
-"""Names that are looked at in a folder of a user's, for what is left of processes."""
+"""Names that are looked at in a user's folder, for what is left of processes."""
 IN_CONTAINERS = "/run/phos/hook"
 """Where programs in containers see the folder of their sockets."""
 _log = logging.getLogger(__name__)
@@ -85,7 +85,7 @@ class HookSocket:
 
     @contextmanager
     def waking(self) -> Iterator[None]:
-        """Have the files there that wake the hook, of whichever version, inside the context."""
+        """Keep the files there that wake the hook, of whichever version, inside the context."""
         places = [self.earlier] if self.folder is None else [self.folder / self.name, self.earlier]
         with ExitStack() as stack:
             for place in places:
@@ -164,7 +164,7 @@ def namespaces_folder(runtime_dir: Path) -> Path:
 
 
 def make_place(runtime_dir: Path, pid: int) -> None:
-    """Have a folder for the sockets of a user's hooks where process ``pid``, which is in no
+    """Make a folder for the sockets of a user's hooks where process ``pid``, which is in no
     container, looks for it. Raises :class:`Busy` if too many users have one,
     :class:`NotAuthorized`, :class:`Unsupported` for one of the many ids of a user namespace, and
     :class:`OSError` if the process has ended.
@@ -293,7 +293,7 @@ def sweep(runtime_dir: Path) -> None:
 
 
 def _sweep(folder: Path, ids: Mapping[int, int]) -> None:
-    """In a folder of a user's, as far as :data:`MOST_SWEPT` names go."""
+    """In a user's folder, as far as :data:`MOST_SWEPT` names go."""
     owner = None if is_own(folder) else folder.lstat().st_uid
     opened = os.open(folder, os.O_RDONLY) if owner is None else opened_folder(folder, owner)
     if opened is None:

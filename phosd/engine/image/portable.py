@@ -27,7 +27,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 _FOLDER = re.compile(r"criu-(0|[1-9]\d{0,4})")
 _CORE = re.compile(r"core-(0|[1-9]\d*)\.img")
 MAX_FILES = 1 << 18
-"""Most files of CRIU's in an image: some for each process and thread."""
+"""Most CRIU files in an image: some for each process and thread."""
 _MODES = tuple(mode for mode in get_args(CheckpointMode) if mode != "auto")
 _MOST_GPUS = 64
 _MOST_CHUNKS = 1 << 20
@@ -49,7 +49,7 @@ _Demand = Callable[[bool, str], None]
 
 
 class PortableFile(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A file of CRIU's: its path in its tree's folder, its bytes, and the numbers of its chunks."""
+    """A CRIU file: its path in its tree's folder, its bytes, and the numbers of its chunks."""
 
     path: str
     size: int
@@ -90,7 +90,7 @@ class PortableImage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return sum(self.chunks[number].length for number in self.in_memory)
 
     def named(self) -> Iterator[tuple[str, PortableFile]]:
-        """Yield each file of CRIU's, with the folder of its tree."""
+        """Yield each CRIU file, with the folder of its tree."""
         for tree, files in zip(self.image.trees, self.files, strict=True):
             for file in files:
                 yield tree.folder, file
@@ -209,7 +209,7 @@ def _check_image(image: Manifest, demand: _Demand) -> None:
     """Check what :func:`check_manifest` leaves alone, as phosd itself has written it there: what is
     shown on the bus must fit there, or nobody is shown anything.
     """
-    demand(all(map(_is_plain, _values(image))), "has a number or a text that is none of phosd's")
+    demand(all(map(_is_plain, _values(image))), "has a number or a text that phosd does not write")
     demand(valid_id(image.id), "has no id")
     demand(image.parent is None, "names a parent")
     demand(image.mode in _MODES, f"has the mode {image.mode!r}")
@@ -306,5 +306,5 @@ def _of_another_version(made: _Made) -> Unsupported:
 def _no_image(what: str) -> ImageCorrupt:
     return ImageCorrupt(
         f"the manifest of what is to be imported {what}",
-        hint="have the image exported again; if that says the same, somebody has changed it",
+        hint="ask for another export; if that says the same, somebody has changed it",
     )

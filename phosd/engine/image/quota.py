@@ -83,7 +83,7 @@ def _what_to_delete(images: Sequence[Manifest], excess: int) -> str:
         freed += usage.remove(image.id)
         named.append(image.id)
     if freed < excess:
-        return "it does not fit: have the quota raised ([[limits]] in phosd.toml)"
+        return "it does not fit: ask for a larger quota ([[limits]] in phosd.toml)"
     more = f" and {len(named) - _MOST_NAMED} more" if len(named) > _MOST_NAMED else ""
     return (
         f"delete {', '.join(named[:_MOST_NAMED])}{more} (`phos rm`), the oldest, which frees "

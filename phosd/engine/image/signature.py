@@ -13,12 +13,12 @@ ALLOWED_SIGNERS = Path("/etc/phos/allowed_signers")
 _SECONDS = 60.0
 _MOST_SIGNERS = 1 << 20
 _LIST_IT = (
-    "have the administrator list the key that it was signed with in {file}, for {whom}; or sign it "
+    "ask the administrator to list the key that signed it in {file}, for {whom}; or sign it "
     "with one that is there, or import it as root with --trust"
 )
 _SIGN_IT = (
-    "have it signed (`--sign KEY` of `phos export` and `phos push`) with a key that {file} lists "
-    "for {whom}, or import it as root with --trust"
+    "ask for a signed one (`--sign KEY` of `phos export` and `phos push`), by a key that {file} "
+    "lists for {whom}, or import it as root with --trust"
 )
 
 
@@ -26,8 +26,8 @@ def require_signed(head: Head, owner: int, signers: Path) -> None:
     """Raise :class:`NotAuthorized` unless the manifest is signed by a key that ``signers`` lists
     for the user ``owner``.
 
-    ``signers`` is an ``allowed_signers`` file (``ssh-keygen(1)``) of root's, with names of users as
-    principals.
+    ``signers`` is an ``allowed_signers`` file (``ssh-keygen(1)``) that root owns, with names of
+    users as principals.
     """
     whom = _name(owner)
     if not head.signature:
@@ -80,7 +80,7 @@ def _require_signers(signers: Path, hint: str) -> None:
     except (PhosError, OSError) as error:
         raise NotAuthorized(
             f"the keys in {signers} are not trusted: {error}",
-            hint="have the file belong to root, and nobody else write to it",
+            hint="give the file to root, and let nobody else write to it",
         ) from error
     if size > _MOST_SIGNERS:
         raise NotAuthorized(f"{signers} is larger than {_MOST_SIGNERS} bytes", hint=hint)

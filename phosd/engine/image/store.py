@@ -6,7 +6,7 @@
     <state>/lock                       held while packs or images are added or removed
     <state>/images/<id>/manifest.json  makes the image visible: written last, removed first
     <state>/images/<id>/<folder>/      CRIU's files of one process tree
-    <state>/images/<id>/note           a line of its owner's, if there is one (note.py)
+    <state>/images/<id>/note           its owner's line, if there is one (note.py)
     <state>/packs/<n>.pack             chunks (see packs.py)
     <state>/packs/<n>.damaged          the pack has a damaged chunk: no new image names it
     <state>/packs/<hex>.spare          allocated in advance for a future pack
@@ -307,7 +307,7 @@ class Store(StoreFolder):
             ) from None
         except OSError as error:
             raise ImageCorrupt(
-                f"pack {number} of image {image_id} is no file of phosd's ({error.strerror})",
+                f"pack {number} of image {image_id} is not phosd's file ({error.strerror})",
                 hint=f"see who has replaced {self.pack_path(number)}",
             ) from error
 

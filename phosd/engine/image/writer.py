@@ -106,7 +106,7 @@ class ImageWriter:
         fcntl.flock(self._lock, fcntl.LOCK_EX)
 
     def on_end(self, action: Callable[[], object]) -> None:
-        """Have ``action`` called when the image is published or aborted, without the lock."""
+        """Call ``action`` when the image is published or aborted, without the lock."""
         self._ended = action
 
     @property
@@ -115,8 +115,8 @@ class ImageWriter:
         return self._known.byte_count
 
     def find(self, digest: str) -> ChunkRef | None:
-        """Return the place of the chunk with this digest (hex), which this image or another one of
-        the owner's has stored; None if it must be stored. What was found once is found again.
+        """Return the place of the chunk with this digest (hex), which this image or the owner's
+        others have stored; None if it must be stored. What was found once is found again.
         """
         ref = self._stored.get(digest)
         if ref is None and (ref := self._known.find(digest)) is not None:

@@ -20,7 +20,7 @@ class Undo:
         self._steps: list[Callable[[], object]] = []
 
     def add(self, step: Callable[_P, object], *args: _P.args, **kwargs: _P.kwargs) -> None:
-        """Have ``step(*args, **kwargs)`` called at the end.
+        """Call ``step(*args, **kwargs)`` at the end.
 
         Add it before the action that it undoes, if that action can take effect and still fail.
         """

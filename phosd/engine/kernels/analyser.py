@@ -1,4 +1,4 @@
-"""Have a module analysed by a process that can do little, and keep what it finds.
+"""Analyse a module in a process that can do little, and keep what it finds.
 
 What that process says is checked before it is used: it has parsed what a user wrote.
 """

@@ -87,7 +87,7 @@ def _copy(
 
 
 def _read(orders: Orders, source: int, copy: int, stopped: threading.Event, patience: float) -> str:
-    """Have the reader copy what it is to. Return why it has not, or an empty text."""
+    """Let the reader copy what it is to. Return why it has not, or an empty text."""
     child = subprocess.Popen(
         [
             *(sys.executable, "-P", "-m", "phosd.engine.kernels.reader"),

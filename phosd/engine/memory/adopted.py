@@ -1,4 +1,4 @@
-"""Have the movers of their GPUs import and map a group's blocks (adopt them), and drop them."""
+"""Ask the movers of their GPUs to import and map a group's blocks (adopt them), and drop them."""
 
 import threading
 from collections.abc import Callable, Collection, Iterable
@@ -18,7 +18,7 @@ class MoverProvider(Protocol):
 
 
 class AdoptedBlocks:
-    """Have movers adopt exported blocks, and drop them once no process has them.
+    """Ask movers to adopt exported blocks, and to drop them once no process has them.
 
     Methods that change the blocks are called with ``lock`` held. It is the lock of the table of
     blocks, so a block that is released there is dropped here before anyone else sees the table.
@@ -55,7 +55,7 @@ class AdoptedBlocks:
             return {key: digests for answer in answers for key, digests in answer.items()}
 
     def adopt(self, blocks: Iterable[ExportedBlock]) -> None:
-        """Have the blocks adopted that are not adopted yet."""
+        """Ask movers to adopt the blocks that are not adopted yet."""
         by_gpu: dict[int, dict[int, ExportedBlock]] = {}
         for exported in blocks:
             if exported.key not in self._keys:
@@ -65,7 +65,7 @@ class AdoptedBlocks:
             self._keys |= fresh.keys()
 
     def adopt_again(self, blocks: Collection[ExportedBlock]) -> None:
-        """Have the blocks of dead movers adopted by the movers that replaced them."""
+        """Ask the movers that replaced dead ones to adopt their blocks."""
         for gpu, mover in list(self._used.items()):
             if not mover.alive:
                 del self._used[gpu]
@@ -85,7 +85,7 @@ class AdoptedBlocks:
             self._put_off = [exported for exported in self._put_off if exported.key not in gone]
 
     def drop(self, blocks: Iterable[ExportedBlock]) -> None:
-        """Have these blocks dropped, at once or, if drops are put off, when that ends."""
+        """Drop these blocks, at once or, if drops are put off, when that ends."""
         orphans = distinct(exported for exported in blocks if exported.key in self._keys)
         self._keys -= {exported.key for exported in orphans}
         if self._put_off is None:

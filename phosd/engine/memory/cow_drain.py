@@ -121,7 +121,7 @@ class CowDrain(Undoing):
         """Do nothing: copying has begun, or begins when the gates are open."""
 
     def arm(self) -> None:
-        """Have the hooks save what the program is about to overwrite. The gates are closed."""
+        """Let the hooks save what the program is about to overwrite. The gates are closed."""
         assert self._begun is not None
         self._begun.result()
         for member in self._members:

@@ -141,7 +141,7 @@ class DeviceMemory:
         return self.adopted.movers(exported.gpu for exported in self.all())
 
     def revive(self) -> None:
-        """Have the blocks of dead movers adopted by the movers that replaced them."""
+        """Ask the movers that replaced dead ones to adopt their blocks."""
         with self._lock:
             self.adopted.adopt_again(self._exported.values())
 

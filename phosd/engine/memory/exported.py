@@ -71,7 +71,7 @@ def keys_by_gpu(blocks: Iterable[ExportedBlock]) -> dict[int, list[int]]:
 
 
 def let_go(mover: Mover, keys: Sequence[int]) -> None:
-    """Have the mover drop blocks; a dead mover has dropped them already."""
+    """Ask the mover to drop blocks; a dead mover has dropped them already."""
     if_alive(mover, lambda: mover.drop(keys))
 
 

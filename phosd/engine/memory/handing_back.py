@@ -48,10 +48,10 @@ def hand_back(
     mover_of: Callable[[int], Mover],
     replace: Replace | None,
 ) -> None:
-    """Hand a process these blocks back, and have it map all. Those that the process has made itself
-    take the place of ``blocks``: ``replace`` is called once they have their bytes, with those of
-    one GPU, whose mover is needed then and not before: it may be dead. Without ``replace`` the
-    holder of ``blocks`` is somebody else, to whom those that were made are new blocks.
+    """Hand a process these blocks back, and ask it to map all. Those that the process has made
+    itself take the place of ``blocks``: ``replace`` is called once they have their bytes, with
+    those of one GPU, whose mover is needed then and not before: it may be dead. Without ``replace``
+    the holder of ``blocks`` is somebody else, to whom those that were made are new blocks.
 
     If it fails, what was handed back is not handed back again the next time. Raises as
     :meth:`HookLink.unpark` does, :class:`OutOfMemory`, and what the mover raises.

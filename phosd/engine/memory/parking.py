@@ -37,7 +37,7 @@ def parked(links: Sequence[HookLink], memory: DeviceMemory) -> Iterator[None]:
 
 
 def park(links: Sequence[HookLink], memory: DeviceMemory, undo: Undo) -> None:
-    """Have the processes unmap their memory, until ``undo`` gives it back.
+    """Ask the processes to unmap their memory, until ``undo`` gives it back.
 
     They get back the blocks that ``memory`` has at that time, which may be on other GPUs by then.
     The hooks stay connected.
@@ -56,14 +56,14 @@ def park(links: Sequence[HookLink], memory: DeviceMemory, undo: Undo) -> None:
 
 @contextlib.contextmanager
 def detached(links: Sequence[HookLink]) -> Iterator[None]:
-    """Have the hooks close their sockets inside, so that CRIU meets none; then reconnect."""
+    """Ask the hooks to close their sockets inside, so that CRIU meets none; then reconnect."""
     with Undo() as undo:
         detach(links, undo)
         yield
 
 
 def detach(links: Sequence[HookLink], undo: Undo) -> None:
-    """Have the hooks close their sockets until they are reached again."""
+    """Ask the hooks to close their sockets until they are reached again."""
     for link in links:
         undo.add(_connected, link)
         point(Point.PARKING_DETACH)
@@ -77,7 +77,7 @@ def _connected(link: HookLink) -> None:
 
 
 def guard(memory: DeviceMemory) -> None:
-    """Have the movers guard all blocks, so that they outlive this process: one message each.
+    """Ask the movers to guard all blocks, so that they outlive this process: one message each.
 
     Raises :class:`Internal` if a mover is dead: nothing may be parked while only phosd holds it.
     """
@@ -96,7 +96,7 @@ def guard(memory: DeviceMemory) -> None:
 
 
 def _unguard(links: Sequence[HookLink], memory: DeviceMemory, away: set[int]) -> None:
-    """Have the movers stop guarding the memory of processes that have it back.
+    """Tell the movers to stop guarding the memory of processes that have it back.
 
     Processes in ``away`` still lack theirs, and may depend on the movers. The movers notice by
     themselves which processes have ended.

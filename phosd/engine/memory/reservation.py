@@ -183,7 +183,7 @@ class Reservation:
                 each.add(if_alive, mover, partial(self._lend, mover))
 
     def end(self) -> None:
-        """Have the movers keep their room again, and unlock the GPUs: other programs may leave and
+        """Let the movers keep their room again, and unlock the GPUs: other programs may leave and
         return.
         """
         while self._lent:
@@ -212,7 +212,7 @@ class Reservation:
 
 @contextlib.contextmanager
 def lent_room(movers: Iterable[Mover]) -> Iterator[None]:
-    """Have movers lend the driver, inside the context, what they keep for it (hazard 51).
+    """Let movers lend the driver, inside the context, what they keep for it (hazard 51).
 
     A mover that fails is left alone: whoever moves does not depend on it.
     """

@@ -25,7 +25,7 @@ class ExpectedMemory:
 
     @contextlib.contextmanager
     def expect(self, needs: Mapping[int, int], free: Callable[[int], int]) -> Iterator[None]:
-        """Have these bytes of GPUs be expected to be taken inside the context."""
+        """Expect that these bytes of GPUs are taken inside the context."""
         with self.choosing:
             for gpu, size in needs.items():
                 self._left[gpu] = self.left(gpu, free(gpu)) - size

@@ -63,7 +63,7 @@ def place_image(
 
 
 class _Search:
-    """The search for a GPU ``here`` for each of an image's."""
+    """The search for a GPU ``here`` for each GPU of an image."""
 
     def __init__(
         self,

@@ -41,7 +41,7 @@ def kernels(node: Node, process: ProcessId) -> list[Kernel]:
 
 def launches(node: Node, process: ProcessId, count_seconds: int = 0) -> list[LaunchedKernel]:
     """Return the kernels that were launched since they are counted, with what their tables say of
-    it, and have them counted for so many seconds from now on. Raises :class:`Internal`, too, if the
+    it, and count launches for so many seconds from now on. Raises :class:`Internal`, too, if the
     hook is too old to tell it.
     """
     with _asked(node, process) as link:

@@ -123,7 +123,7 @@ class KernelAnalysis:
         return found
 
     def hurry(self, process: ProcessId, uid: int, count_seconds: int = 0) -> int:
-        """Have a process looked at before all others, now, and its launches counted for so many
+        """Look at a process before all others, now, and count its launches for so many
         seconds. Returns how many of the kernels that it has launched wait for nothing but to be
         analysed. Raises as :meth:`known` does, and :class:`Unsupported` if nothing is analysed
         here.
@@ -133,7 +133,7 @@ class KernelAnalysis:
         if is_off:
             raise Unsupported(
                 "kernels are not analysed on this machine",
-                hint='have `analysis = "background"` in phosd.toml',
+                hint='set `analysis = "background"` in phosd.toml',
                 reason=Reason.ANALYSIS_OFF,
             )
         known = self._described(process, uid, kernels)
@@ -246,7 +246,7 @@ class KernelAnalysis:
         return self._look_up(process, watched) or self._look_ahead(process, watched)
 
     def _count(self, process: ProcessId, watched: Watched, kernels: Sequence[Kernel]) -> None:
-        """Have the launches of a process counted for some seconds, if nothing is known of them:
+        """Count the launches of a process for some seconds, if nothing is known of them:
         else they are while a checkpoint copies on write only.
         """
         now = time.monotonic()

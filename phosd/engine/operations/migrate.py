@@ -128,7 +128,7 @@ class _Move:
     def cross(
         self, move: Callable[[Sequence[int]], None], release: Callable[[], None] = lambda: None
     ) -> None:
-        """Have the driver restore the processes on the new GPUs, all of them or none: with these
+        """Let the driver restore the processes on the new GPUs, all of them or none: with these
         GPUs to itself, as those that have arrived may have to leave again. ``release`` frees the
         memory reserved there, and is called just before.
         """

@@ -1,6 +1,6 @@
 """Make a pid namespace for a program that a user is about to start (``phos run --name``).
 
-phosd's part ends with the keeper, which is a process of the user's, with the limits and in the
+phosd's part ends with the keeper, which is the user's process, with the limits and in the
 cgroup of the one that has asked. What the keeper starts is between the two
 (:mod:`phosd.engine.program.keeper`).
 """

@@ -96,7 +96,7 @@ class Replicas:
         raise changed_in_the_stop(sum(map(len, differing.values())))
 
     def guard(self) -> None:
-        """Have the movers guard the replicas, too, so that they outlive this process."""
+        """Ask the movers to guard the replicas, too, so that they outlive this process."""
         rows: dict[int, list[tuple[ProcessId, int, int]]] = {}
         blocks = self._memory.all()
         processes = {pid: procfs.process_id(pid) for pid in {exported.pid for exported in blocks}}

@@ -242,7 +242,7 @@ def _back_from_driver(
     moves: dict[int, int],
     gpus: Sequence[GpuInfo],
 ) -> None:
-    """Have the driver restore the processes that are still checkpointed, then let their threads run
+    """Let the driver restore the processes that are still checkpointed, then resume the threads
     that phosd has stopped, all of them or none, then unlock.
     """
     with stopped.restore_threads_run(suspended.pids):
@@ -264,7 +264,7 @@ def _parked_links(node: Node, manifest: Manifest) -> Iterator[HookLink]:
 
 
 def _give_memory(links: Sequence[HookLink], memory: LoadedMemory) -> None:
-    """Have the hooks map the memory. Their gates stay closed while they are connected."""
+    """Ask the hooks to map the memory. Their gates stay closed while they are connected."""
     for link in links:
         memory.hand_back(link)
         if (state := link.hello().state) is HookState.PARKED:

@@ -7,7 +7,7 @@ saved (:func:`save`) beside CRIU's files. One that is to run on is saved as in a
 CRIU says that it is done. At a restore CRIU makes the program as what it was, suspended: phosd
 makes it its own again (:func:`adopt`), and resumes it.
 
-Images of device memory are in the folder of the runtime's, so that they come and go with it.
+Images of device memory are in the runtime's folder, so that they come and go with it.
 """
 
 import time
@@ -58,8 +58,8 @@ def uses_gpus(pid: int) -> bool:
 
 @dataclass(frozen=True)
 class Paused:
-    """A program that is suspended while a runtime saves it, and where its processes had devices of
-    the GPU driver's before.
+    """A program that is suspended while a runtime saves it, and where its processes had the GPU
+    driver's devices before.
     """
 
     suspended: Suspended
@@ -76,8 +76,8 @@ def pause(node: Node, pid: int, progress: Progress) -> Paused:
 
 
 def save(node: Node, paused: Paused, folder: int, progress: Progress) -> RuntimeDevices:
-    """Write the device memory of a paused program, which CRIU holds, into an open folder of the
-    runtime's. Returns what is to be taken out of CRIU's files.
+    """Write the device memory of a paused program, which CRIU holds, into the runtime's open
+    folder. Returns what is to be taken out of CRIU's files.
 
     Raises :class:`~phosd.errors.OutOfSpace`, and what :meth:`RuntimeDevices.of` does.
     """
@@ -99,7 +99,7 @@ def checkpoint(
     progress: Progress,
 ) -> Choice:
     """Save the tree of ``pid``, which a runtime's CRIU dumps meanwhile and lets run on, and write
-    its device memory into an open ``folder`` of the runtime's. Returns the mode.
+    its device memory into the runtime's open ``folder``. Returns the mode.
 
     There is no second attempt, as CRIU makes none. Raises what a checkpoint does, and
     :class:`Unsupported` as :func:`pause`.
@@ -162,8 +162,8 @@ def _copy(shelf: Store, image_id: str, folder: int, progress: Progress) -> None:
 
 
 def adopt(node: Node, pid: int, folder: int, progress: Progress) -> Suspended | None:
-    """Take the program that a runtime restores, the tree of ``pid``, for suspended, with the device
-    memory that is in an open folder of the runtime's; None if none is.
+    """Take the program that a runtime restores, the tree of ``pid``, for suspended, with the
+    device memory that is in the runtime's open folder; None if none is.
 
     Raises :class:`ImageCorrupt`, also if another phosd made it, :class:`OutOfSpace`, and
     :class:`Unsupported` if it is of another program.

@@ -67,7 +67,7 @@ class SafePoints:
 
     @contextmanager
     def reached(self) -> Iterator[None]:
-        """Have each process with safe points wait at one inside the context.
+        """Hold each process with safe points at one inside the context.
 
         They go on when they were stopped and run again, or else at the end of the context. Raises
         :class:`CallbackFailed`, :class:`Timeout`, and :class:`Cancelled` if the process does not
@@ -150,7 +150,7 @@ class SafePoints:
         if not self._choices.without_callbacks:
             raise Timeout(
                 what,
-                hint="the program goes on; give a longer callback_deadline, or have it stopped "
-                "where it is (without_callbacks)",
+                hint="the program goes on; give a longer callback_deadline, or let it be "
+                "stopped where it is (without_callbacks)",
             )
         self._progress.note(f"{what}, and was stopped where it was")

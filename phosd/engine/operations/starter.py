@@ -1,6 +1,6 @@
 """Look at the process that asks phosd to start a program: the program must have no more than it.
 
-It is any process of a user's, and may change or end while it is looked at: a program that it
+It is any process of a user, and may change or end while it is looked at: a program that it
 executes may have other ids and limits for a while (sudo lifts its own limits), and its pid may get
 to another process, which is in no sandbox. So it is looked at twice.
 """
@@ -85,7 +85,7 @@ class Starter:
 
     def require_plain(self, uid: int, criu: Criu) -> None:
         """Raise :class:`NotAuthorized` unless the process is user ``uid``'s, and
-        :class:`Unsupported` if it is in a sandbox that a command of phosd's would not be in.
+        :class:`Unsupported` if it is in a sandbox that phosd's command would not be in.
         """
         rights = self.credentials
         if {*rights.uids} != {uid} or len({*rights.gids}) != 1:

@@ -64,7 +64,7 @@ class SuspendChoices(SafePointChoices, frozen=True, forbid_unknown_fields=True):
     """Options of a suspension that users may set.
 
     ``where``: ``memory``, ``disk``, or ``auto``: memory if it has room. ``deadline``: the seconds
-    within which the program must reach the gate and its work must end. ``thaw``: a step of Slurm's
+    within which the program must reach the gate and its work must end. ``thaw``: a Slurm step
     that is frozen meanwhile is thawed, and stays so: whoever asks for it stops the program.
     """
 
@@ -167,7 +167,7 @@ class _Suspension:
     def stop(
         self, movers: Iterable[Mover], limit: float | None, bytes_total: int = 0
     ) -> Reservation:
-        """Have the driver checkpoint the processes. The keepers, and ``movers``, which have blocks
+        """Let the driver checkpoint the processes. The keepers, and ``movers``, which have blocks
         of the group, reserve the freed memory. ``bytes_total`` are being saved meanwhile.
         """
         self.progress.phase("control", stopped=True, bytes_total=bytes_total)
@@ -257,7 +257,7 @@ def _saved_beside(
 
 
 def _by_driver(suspension: _Suspension) -> Reservation:
-    """Have the driver save everything, device memory included, in the process."""
+    """Let the driver save everything, device memory included, in the process."""
     own_again(suspension.group.links, suspension.progress, suspension.options.deadline)
     return suspension.stop_threads()
 

@@ -1,4 +1,4 @@
-"""Have PyTorch release the device memory that its caching allocator holds and no tensor uses.
+"""Ask PyTorch to release the device memory that its caching allocator holds and no tensor uses.
 
 The hook has the program's own interpreter call ``torch.cuda.empty_cache()``. What is released is
 neither parked nor saved.
@@ -52,7 +52,7 @@ def release_cached(group: CheckpointGroup, progress: Progress) -> None:
 
 
 def _why_not(member: Member, group: CheckpointGroup, until: float) -> str:
-    """Have one process release its cache; return why it did not, or an empty text.
+    """Ask one process to release its cache; return why it did not, or an empty text.
 
     Uses a connection of its own, because a hook too old for this request closes the connection.
     """

@@ -119,7 +119,7 @@ def unlock(pid: int) -> None:
 
 
 def _ask(name: str, pid: int, arguments: Any) -> None:
-    """Have the process itself do a step: while it is stopped, the driver waits for it for ever."""
+    """Let the process itself do a step: while it is stopped, the driver waits for it for ever."""
     standstill.answer(pid, partial(call, name, pid, arguments, about=f"process {pid}"))
 
 

@@ -107,7 +107,7 @@ class Making:
         self._begin_ids_after(_clear_of(taken) if taken else outside)
 
     def settle(self) -> None:
-        """Have the program's next processes get the ids that they would have got before."""
+        """Give the program's next processes the ids that they would have got before."""
         taken: list[int] = self._orders["ids"]
         if taken:
             self._begin_ids_after(max(taken))
@@ -117,7 +117,7 @@ class Making:
 
 
 def open_network() -> None:
-    """Have a new network's loopback interface up, and any address bound to that a program had."""
+    """Bring up a new network's loopback interface, and allow any address to be bound to."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         fcntl.ioctl(any_socket, _SET_FLAGS, struct.pack("16sh14x", b"lo", _UP))
     for family in _ANY_ADDRESS:
@@ -297,7 +297,7 @@ def _start(name: str) -> int:
 def _connected(name: str) -> socket.socket:
     asking = unix_sockets.unix_socket()
     try:
-        # Anybody may connect, and fill the queue. A timeout of Python's would not wait for a place.
+        # Anybody may connect, and fill the queue. Python's timeout would not wait for a place.
         seconds = struct.pack("ll", int(_PATIENCE), 0)
         asking.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, seconds)
         asking.connect(f"\0{name}")

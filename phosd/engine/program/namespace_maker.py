@@ -1,4 +1,4 @@
-"""Have a pid namespace made for a program: phosd's side of :mod:`phosd.engine.program.keeper`."""
+"""Make a pid namespace for a program: phosd's side of :mod:`phosd.engine.program.keeper`."""
 
 import contextlib
 import json

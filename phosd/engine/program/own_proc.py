@@ -13,8 +13,8 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 def mount_proc(aside: str) -> int:
     """Mount a /proc of this pid namespace, with the options of the other one, and with what is
-    mounted on that: a container hides parts of it so, and shows its own figures instead of the
-    machine's. ``aside`` is a folder on which the other one is mounted meanwhile.
+    mounted on that: a container hides parts of it so, and shows its own figures instead of those
+    of the machine. ``aside`` is a folder on which the other one is mounted meanwhile.
 
     Returns a descriptor of ``ns_last_pid``, which a container may forbid to write to.
     """

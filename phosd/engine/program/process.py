@@ -246,7 +246,7 @@ def _unheard(pid: int, runtime_dir: Path) -> str:
 
 
 def _place_for(pid: int, runtime_dir: Path) -> str:
-    """Have a folder in which the hook of a process can listen: its user may have none yet. Returns
+    """Make a folder in which the hook of a process can listen: its user may have none yet. Returns
     what is to be said of that; nothing if there was one.
     """
     try:

@@ -107,7 +107,7 @@ class StoppedProcesses:
 
     @contextlib.contextmanager
     def restore_threads_run(self, pids: Iterable[int]) -> Iterator[None]:
-        """Have the restore threads of those of these processes that are stopped run inside the
+        """Let the restore threads of those of these processes that are stopped run inside the
         context, and no other thread of theirs: the driver may be asked about them, and may restore
         them. They must not be unlocked yet: a thread that is held may have a lock that this takes.
 
@@ -119,14 +119,14 @@ class StoppedProcesses:
             yield
 
     def let_go_saved(self, pids: Iterable[int]) -> list[int]:
-        """Have those of these processes run on that were stopped until their image is complete.
+        """Resume those of these processes that were stopped until their image is complete.
 
         Returns their pids.
         """
         return self.let_go(each.pid for each in self.of(pids) if not each.restore_thread)
 
     def let_go(self, pids: Iterable[int]) -> list[int]:
-        """Have those of these processes that are stopped run on, as they have been restored.
+        """Resume those of these processes that are stopped, as they have been restored.
 
         Returns their pids.
         """

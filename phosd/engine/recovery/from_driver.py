@@ -50,7 +50,7 @@ def _restored(
     jobs: Collection[JobRecord],
     account: Account,
 ) -> set[int]:
-    """Have the driver restore those of ``pids`` that it has checkpointed. Returns those that it had
+    """Let the driver restore those of ``pids`` that it has checkpointed. Returns those that it had
     checkpointed or locked.
     """
     states = driver_checkpoint.states(pids)

@@ -91,7 +91,7 @@ def back_from_parking(
 def _hand_back_copies(
     link: HookLink, blocks: Sequence[tuple[HookBlock, int]], kept: Mapping[int, int]
 ) -> None:
-    """Have movers of our own copy the memory into what the process makes: those that guard it may
+    """Let our own movers copy the memory into what the process makes: those that guard it may
     have no engine, and obey no visitor. A phosd that runs may hold the memory, too: not for long.
     """
     with contextlib.ExitStack() as movers:

@@ -1,4 +1,4 @@
-"""Ask the movers of a runtime folder for the memory that they guard, and have them let go of it."""
+"""Ask the movers of a runtime folder for the memory that they guard, and make them let go of it."""
 
 import contextlib
 import logging
@@ -48,7 +48,7 @@ class GuardingMovers:
         return answers
 
     def let_go(self, processes: Collection[ProcessId]) -> None:
-        """Have them release all memory that they guard or reserve for these processes."""
+        """Ask them to release all memory that they guard or reserve for these processes."""
         if not processes:
             return  # movers refuse to reserve for nobody
         self.ask_each(lambda mover: mover.unguard(processes))
@@ -84,7 +84,7 @@ def kept_for(processes: Collection[ProcessId], runtime_dir: Path) -> bool:
 
 
 def let_rest(processes: Collection[ProcessId], runtime_dir: Path) -> None:
-    """Have the movers release all memory of these processes, which are suspended."""
+    """Ask the movers to release all memory of these processes, which are suspended."""
     if not processes:
         return
     with GuardingMovers(runtime_dir) as movers:

@@ -62,7 +62,7 @@ def stranded(runtime_dir: Path) -> list[Stranded]:
 
 
 def _not_seen(pids: Iterable[int]) -> list[Stranded]:
-    """Return those of root's that could not be looked at, and one of each other user."""
+    """Return root's that could not be looked at, and one of each other user."""
     found: dict[tuple[int, int], ProcessId] = {}
     for pid in pids:
         if (process_id := procfs.process_id(pid)) is not None:

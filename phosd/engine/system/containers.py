@@ -141,7 +141,7 @@ def own_memory(pid: int, folder: str) -> Iterator[int | None]:
 
 
 def known_memory(mount: int) -> int | None:
-    """Return a descriptor of the caller's for what :func:`own_memory` opened, by the id of its
+    """Return the caller's own descriptor for what :func:`own_memory` opened, by the id of its
     mount; None if no process is known any more that sees it.
     """
     return _MEMORIES.known(mount)
@@ -157,7 +157,7 @@ class _Memories:
         self._known: dict[int, tuple[procfs.ProcessId, int]] = {}
 
     def get(self, pid: int, folder: str) -> int | None:
-        """Return a descriptor of the caller's, None if there is none there."""
+        """Return the caller's own descriptor, None if there is none there."""
         wanted = _mount_of_memory(pid, folder)
         if wanted is None:
             return None

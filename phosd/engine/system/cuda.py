@@ -36,7 +36,7 @@ def is_software() -> bool:
 
 
 def has_several_gpus() -> bool:
-    """Return whether the node has more than one GPU of NVIDIA's; no driver is loaded to see it."""
+    """Return whether the node has more than one NVIDIA GPU; no driver is loaded to see it."""
     return len(list(_DEVICES.glob("nvidia[0-9]*"))) > 1
 
 
@@ -74,7 +74,7 @@ def bindings() -> Any:
     from cuda.bindings import driver as module
 
     try:
-        module.cuDriverGetVersion()  # the first call has them look for the library
+        module.cuDriverGetVersion()  # the first call looks for the library
     except RuntimeError as error:
         raise Unsupported(
             f"the CUDA driver library does not load ({error})",

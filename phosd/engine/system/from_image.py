@@ -229,7 +229,7 @@ def install(home: Path, share: Path) -> None:
 
 
 def _put(source: Path, place: Path) -> None:
-    """Copy a file, a link or a folder, and have it take its place when it is whole."""
+    """Copy a file, a link or a folder, and put it in its place when it is whole."""
     new, old = (place.with_name(f".{place.name}.{kind}") for kind in ("new", "old"))
     for left in (new, old):
         _remove(left)
@@ -290,7 +290,7 @@ def leave_cgroups() -> None:
 
 
 def raise_limits() -> None:
-    """Have the limits of the host's first process, which are the most that its programs had: those
+    """Take the limits of the host's first process, which are the most that its programs had: those
     that are restored get theirs again. Raises :class:`Unsupported`.
     """
     for name in _LIMITS:

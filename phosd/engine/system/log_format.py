@@ -1,4 +1,4 @@
-"""Format the records of phosd's log, which have text of users' in them: paths, names, errors.
+"""Format the records of phosd's log, which have users' text in them: paths, names, errors.
 
 Where the log is no journal, a line end in a path would begin a line that phosd never wrote, and an
 escape would control the terminal of whoever reads it.

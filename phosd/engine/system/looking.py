@@ -143,7 +143,7 @@ class _Round(Generic[_T]):
         return found  # type: ignore[no-any-return]
 
     def leave(self) -> None:
-        """Have the thread end after its present look."""
+        """Let the thread end after its present look."""
         self._left = True
 
     def _run(self, pids: Sequence[int], look: Callable[[int], _T]) -> None:
@@ -195,7 +195,7 @@ _asking_lock = threading.Lock()
 def fairly(pids: Iterable[int]) -> list[int]:
     """Return processes in an order for looks that may run out of time.
 
-    Root's are first, then those of users with few processes; of one user's, each time others.
+    Root's are first, then those of users with few processes; each time other ones of a user.
     """
     by_user: defaultdict[int, list[int]] = defaultdict(list)
     for pid in pids:

@@ -97,8 +97,8 @@ def living(runtime_dir: Path) -> Iterator[PidNamespace]:
 
 
 def made_for(runtime_dir: Path, pid: int) -> PidNamespace | None:
-    """Return the namespace of phosd's that a process is in; None if it is in none of them, or has
-    ended.
+    """Return the namespace made by phosd that a process is in; None if it is in none of them, or
+    has ended.
     """
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         if is_nested(pid):

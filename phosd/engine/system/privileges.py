@@ -1,4 +1,4 @@
-"""Run a command, or this process, with the ids of a program's owner instead of root's.
+"""Run a command, or this process, with the ids of a program's owner instead of those of root.
 
 Files that a restore opens, cuts or creates must be opened as the user who owns the program: root
 would follow a path that the user has since pointed at another user's file. As a script, this file
@@ -57,7 +57,7 @@ def become(
     bounding: int | None = None,
 ) -> None:
     """Give up root for good: take the ids, and keep only ``capabilities``, also across an exec.
-    Root's keys are left, too, which a session keyring of root's would give to whoever has it.
+    Root's keys are left, too, which root's session keyring would give to whoever has it.
 
     ``bounding`` is the mask of the bounding set; without it, the set stays as it is. CRIU passes it
     to what it restores, and a program restored with less than it had crashes. Call it in a process
@@ -236,7 +236,7 @@ def open_for_appending(path: str, *, uid: int, gid: int, groups: Sequence[int]) 
 
 
 def die_with_parent(signal_number: int = signal.SIGKILL) -> None:
-    """Have the kernel send a signal (0: none) when the parent ends. A change of ids clears it."""
+    """Make the kernel send a signal (0: none) when the parent ends. A change of ids clears it."""
     _check(_libc.prctl(_PR_SET_PDEATHSIG, signal_number, 0, 0, 0), "tie to the parent")
 
 

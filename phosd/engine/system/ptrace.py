@@ -53,7 +53,7 @@ def seize(thread: int, *, clones: bool = False) -> None:
 
 
 def interrupt(thread: int) -> None:
-    """Have ``thread``, which is traced, stop; :func:`stopped` tells when it has.
+    """Stop ``thread``, which is traced; :func:`stopped` tells when it has.
 
     Raises :class:`ProcessLookupError` if it has ended.
     """

@@ -45,7 +45,7 @@ def step_of(pid: int) -> SlurmStep | None:
 
 @contextlib.contextmanager
 def kept_thawed(pid: int) -> Iterator[None]:
-    """Have the step of a process go on inside the context, also if Slurm suspends it meanwhile,
+    """Keep the step of a process running inside the context, also if Slurm suspends it meanwhile,
     which freezes it: who is frozen cannot leave a GPU. It stays thawed: Slurm may have resumed it
     since, and would not thaw it again.
 

@@ -70,7 +70,7 @@ def _sockets(pid: int, tables: Iterable[str]) -> list[TcpSocket]:
 
 
 def forget_ended(ports: Collection[int]) -> None:
-    """Have the kernel forget the connections that have ended at these ports of the own network.
+    """Make the kernel forget the connections that have ended at these ports of the own network.
 
     A kernel that cannot (``CONFIG_INET_DIAG_DESTROY``) keeps them for a minute.
     """

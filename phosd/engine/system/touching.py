@@ -1,4 +1,4 @@
-"""Have the kernel allocate the pages of files in memory, with many threads.
+"""Make the kernel allocate the pages of files in memory, with many threads.
 
 Zeroing pages takes most of the time: 16 threads allocate 13 GB/s, 25 GB/s if pages are huge, and
 one thread a tenth of that (H200's host). ``posix_fallocate`` does not zero them, so that whoever
@@ -39,14 +39,14 @@ def allocate(descriptor: int, size: int) -> None:
 
 
 def touch_all(pool: ThreadPoolExecutor, address: int, length: int) -> list[Future[None]]:
-    """Have the threads of ``pool`` :func:`touch` mapped pages, piece by piece."""
+    """Let the threads of ``pool`` :func:`touch` mapped pages, piece by piece."""
     return [
         pool.submit(touch, address + at, min(PIECE, length - at)) for at in range(0, length, PIECE)
     ]
 
 
 def touch(address: int, length: int) -> None:
-    """Have the kernel allocate mapped pages. Raises :class:`OSError`: ``ENOSPC`` if the file system
+    """Make the kernel allocate mapped pages. Raises :class:`OSError`: ``ENOSPC`` if the file system
     is full, ``EINVAL`` before Linux 5.14.
 
     Not by ``mmap.madvise``, which keeps the interpreter's lock: one thread at a time would touch,

@@ -1,4 +1,4 @@
-"""Have what programs launch analysed, a little at a time, while no job runs."""
+"""Analyse what programs launch, a little at a time, while no job runs."""
 
 import asyncio
 import logging

@@ -346,7 +346,7 @@ def _of_user(uid: int, work: Callable[[], _T]) -> _T:
     except KeyError as error:
         raise Unsupported(
             f"there is no user {uid} here, as whom to look at output folders",
-            hint="have the user database know the user (`getent passwd`)",
+            hint="add the user to the user database (`getent passwd`)",
             reason=Reason.UNKNOWN_USER,
         ) from error
     except OSError as error:

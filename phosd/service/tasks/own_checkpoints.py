@@ -218,7 +218,7 @@ class OwnCheckpoints:
             unix_sockets.close(connection)
 
     def _give_place(self, pid: int) -> None:
-        """Have a folder for the hooks of its user; who is in a container asks elsewhere."""
+        """Make a folder for the hooks of its user; a process in a container asks elsewhere."""
         try:
             places.make_place(self._runtime_dir, pid)
         except Unsupported as error:  # one user may have many ids, and fill the log

@@ -26,7 +26,7 @@ struct Node {
     const Node* original = nullptr;  // in the graph that this one is a clone of
 };
 
-// A number that counts what holds an object of the program's (CUuserObject).
+// A number that counts what holds the program's object (CUuserObject).
 struct UserObject {
     UserObject(void* object_, CUhostFn destroy_, unsigned count_)
         : object(object_), destroy(destroy_), count(count_) {}

@@ -21,7 +21,7 @@ class TraceEntry {
 
     // For what accesses memory thread by thread; null when tracing is off.
     ptx::AccessTrace* recorder() const;
-    // For what accesses whole ranges. Pageable host memory is no business of the devices'.
+    // For what accesses whole ranges. Pageable host memory does not concern the devices.
     void read(uint64_t address, size_t bytes) { add(address, bytes, false); }
     void wrote(uint64_t address, size_t bytes) { add(address, bytes, true); }
 

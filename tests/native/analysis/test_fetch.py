@@ -27,7 +27,7 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes oth
 
 @pytest.fixture(name="folder")
 def _folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A folder of nobody's that nobody can reach."""
+    """A folder that the user nobody owns and cannot reach."""
     folder = Path(subprocess.check_output(["mktemp", "-d"], text=True).strip())
     os.chown(folder, NOBODY, NOBODY)
     yield folder
@@ -36,7 +36,7 @@ def _folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(name="theirs", scope="module")
 def _theirs() -> Iterator[ProcessId]:
-    """A process of nobody's."""
+    """A process of the user nobody."""
     child = subprocess.Popen(["sleep", "1000"], user=NOBODY, group=NOBODY, extra_groups=[])
     found = procfs.process_id(child.pid)
     assert found is not None
@@ -97,7 +97,7 @@ def test_sizes_that_cannot_be(theirs: ProcessId, folder: Path) -> None:
 
 
 def test_memory() -> None:
-    """Of this very process, which is root's: what is there, what has changed, and what is not."""
+    """This very process is read, which is root's: what is there, has changed, and is not there."""
     buffer = ctypes.create_string_buffer(DATA, len(DATA))
     me = procfs.process_id(os.getpid())
     assert me is not None

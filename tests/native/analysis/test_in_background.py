@@ -107,14 +107,14 @@ class Stage:
         return _Run(found, done=True, seconds=self.seconds)
 
     def load(self, name: str, data: bytes, held: Held = Held.IN_FILE) -> CodeImage:
-        """Have the process load a module."""
+        """Let the process load a module."""
         path = self.folder / name
         path.write_bytes(data)
         self.loaded.append(CodeImage(hash_of(data), 0, len(data), held, str(path)))
         return self.loaded[-1]
 
     def launch(self, image: CodeImage, *rows: tuple[str, int]) -> None:
-        """Have the process launch kernels of an image, and of no other."""
+        """Let the process launch kernels of an image, and of no other."""
         self.of, self.launched = image.hash, list(rows)
 
 

@@ -67,7 +67,7 @@ def test_random_kernels(tmp_path: Path) -> None:
 
 def test_kernels_that_may_be_run_again(tmp_path: Path) -> None:
     counts = check("ordered", generator.ordered, tmp_path)
-    # Of many they are 70 in a hundred, of the 25 or so in one run sometimes no more than 56.
+    # They are 70 in a hundred of many, sometimes no more than 56 of the 25 or so in one run.
     assert counts[Verdict.IDEMPOTENT.value] > 0.35 * counts["run again"], counts
 
 

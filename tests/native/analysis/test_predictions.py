@@ -94,7 +94,7 @@ def test_less_is_predicted_and_nothing_is_missed(kernels: list[Kernel], tmp_path
     # A suspect stays one, whatever the table says.
     assert [one.everything for one in told] == [True] * 2 + [False] * (len(told) - 2)
     sizes = [(in_blocks(one), in_blocks(other)) for one, other in zip(told, without, strict=True)]
-    # Of a dozen random kernels sometimes half are not known.
+    # Sometimes half of a dozen random kernels are not known.
     assert sum(less < ARRAY_BYTES for less, _ in sizes[2:]) > len(kernels) // 4
     # A graph writes what its kernel does.
     assert [sizes[at][0] for at in range(2, len(told), 2)] == [

@@ -125,7 +125,7 @@ def test_what_is_left_alone_or_writes_nothing_has_a_reason() -> None:
 
 
 def test_what_may_write_device_memory_is_predicted() -> None:
-    """A call of a kind that writes is looked at, unless it cannot reach memory of the hook's."""
+    """A call of a kind that writes is looked at, unless it cannot reach the hook's memory."""
     kinds = listed()
     text = (ROOT / "phosd/hook/hooks.def").read_text()
     unreachable = "32-bit addresses|writes an array"

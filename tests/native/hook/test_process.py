@@ -92,7 +92,7 @@ def test_nothing_happens_before_cuinit_or_when_it_is_off(tmp_path: Path) -> None
 
 
 def test_it_calls_phosd_for_a_folder_to_listen_in(tmp_path: Path) -> None:
-    """And has nothing to say; it listens as soon as there is one of its user's."""
+    """And has nothing to say; it listens as soon as its user has one."""
     folder = users_hooks(tmp_path)
     os.chown(folder, 1, 1)
     code = "import sys\nfrom cuda.bindings import driver; driver.cuInit(0); sys.stdin.read()"

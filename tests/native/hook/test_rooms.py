@@ -35,7 +35,7 @@ def sources(folder: Path) -> list[Path]:
 
 
 def arrows() -> list[tuple[str, str]]:
-    """Who includes whom, as paths within the hook; its tests may include anything."""
+    """Return which file includes which, as paths within the hook, without its tests."""
     files = [file for file in sources(HOOK) if (HOOK / "tests") not in file.parents]
     return [(str(file.relative_to(HOOK)), name) for file in files for name in included(file)]
 

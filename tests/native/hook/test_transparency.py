@@ -144,7 +144,7 @@ def test_names_lead_to_the_wrapper_where_they_led_to_the_driver(tmp_path: Path) 
 
 
 def test_the_next_definition_is_that_after_the_caller(tmp_path: Path) -> None:
-    """Of a name that only begins as the driver's do, and of one that might be the driver's."""
+    """A name only begins as the driver's do, and another one might be the driver's."""
     shared = ("-shared", "-fPIC")
     second = compile_c(tmp_path / "libsecond.so", "second_library.c", *shared)
     first = compile_c(tmp_path / "libfirst.so", "first_library.c", *shared)

@@ -25,7 +25,7 @@ Ranges = list[tuple[int, int]]
 
 @dataclass
 class Submission:
-    """One prediction with what was written, device memory of the hook's only."""
+    """One prediction with what was written, the hook's device memory only."""
 
     step: str
     predicted: Ranges
@@ -200,7 +200,7 @@ def test_each_call_is_taken_to_write_what_it_may(tmp_path: Path) -> None:
 def test_what_programs_write_was_predicted(
     tmp_path: Path, program: str, extra: dict[str, str]
 ) -> None:
-    """Of every submission, every byte: these programs keep no addresses in memory."""
+    """Every byte of every submission is: these programs keep no addresses in memory."""
     _, found, _ = record(
         [str(PROGRAMS / f"{program}.py"), "6"], tmp_path, extra={"PHOS_TEST_PACE": "0", **extra}
     )

@@ -1,6 +1,6 @@
 """Launches are run twice, which the program does not notice, and compared with their verdicts.
 
-The driver is the software GPU's, and CUPTI one that calls back about what the program has it call.
+The driver is the software GPU's, and CUPTI one that calls back about what the program tells it to.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ def start_hostile(start: Starter, place: Path, request: int, lie: str) -> Target
 
 
 def nothing_kept(node: Node, before: int, lie: str) -> None:
-    """Of a program that has ended."""
+    """The program has ended."""
 
     def closed() -> bool:
         node.processes()

@@ -111,7 +111,7 @@ def test_it_moves_to_another_gpu(node: Node, start: Starter, undisturbed: Undist
 def test_who_is_left_goes_on_when_its_peer_has_died(
     node: Node, start: Starter, saved_before: bool
 ) -> None:
-    """The peer had opened events of the program's, and owned one that the program has opened."""
+    """The peer had opened the program's events, and owned one that the program has opened."""
     target = start(PROGRAM, arguments=("0", "alone"), extra=QUICK)
     target.wait_for_steps(5)
     if saved_before:

@@ -39,7 +39,7 @@ from tests.support.harness import Target
 
 
 def together(monkeypatch: pytest.MonkeyPatch, step: str) -> None:
-    """Both programs have done a step of the driver's before either job goes on, if they may."""
+    """Both programs have done a driver step before either job goes on, if they may."""
     both = threading.Barrier(2)
     real: Callable[[int], None] = getattr(driver_checkpoint, step)
 

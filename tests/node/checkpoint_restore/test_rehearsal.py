@@ -76,7 +76,7 @@ def test_without_room_beside_the_original_the_memory_is_hashed_by_the_cpu(
 def test_its_processes_are_no_programs(
     node: Node, start: Starter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They are not listed while they are there; a rule would have them saved."""
+    """They are not listed while they are there; a rule would save them."""
     target = start("single")
     target.wait_for_steps(3)
     image = checkpoint(node, target.pid, CheckpointOptions(mode="stop"), Progress()).id

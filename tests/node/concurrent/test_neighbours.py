@@ -73,7 +73,7 @@ def test_who_waits_for_its_turn_runs_on(
     undisturbed: Undisturbed,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Nor has it pinned host memory, which whoever copies may need."""
+    """It has pinned no host memory either, which a mover that copies may need."""
     target = started(start)
     pins: list[int] = []
     pin = Mover.pin

@@ -18,7 +18,7 @@ from tests.node.checkpoint_restore.cycle import Undisturbed, computed_right
 from tests.support import containers
 
 MAJOR = 240
-"""Of devices that are made for experiments."""
+"""The kernel leaves this number to experiments."""
 
 
 @pytest.fixture

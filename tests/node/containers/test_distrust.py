@@ -47,7 +47,7 @@ def all_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextmanager
 def hook(manner: str, *inside: str) -> Iterator[int]:
-    """A process of root's in a container, with a hook of this manner."""
+    """A root process in a container, with a hook of this manner."""
     words = [*inside, sys.executable, "-c", HOOK, manner]
     with harness.running(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None and process.stdin is not None

@@ -1,4 +1,4 @@
-"""A program in a container of runc's is suspended, resumed and moved from outside of it."""
+"""A program in a runc container is suspended, resumed and moved from outside of it."""
 
 from pathlib import Path
 

@@ -50,7 +50,7 @@ def life(lives: Callable[[int], Life]) -> Life:
 
 @pytest.fixture
 def beside(lives: Callable[[int], Life], tmp_path: Path) -> Iterator[Life]:
-    """A program of a user's, of which more than one may be restored, in pid namespaces."""
+    """A user's program, of which more than one may be restored, in pid namespaces."""
     made = lives(USER)
     made.criu = replace(made.criu, runtime_dir=tmp_path)
     hooks_folder(tmp_path).mkdir()

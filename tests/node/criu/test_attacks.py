@@ -182,7 +182,7 @@ assert libc.syscall(334, ctypes.c_void_p({AREA}), 32, 0, 0x53053053) == 0, ctype
 
 @pytest.fixture
 def page() -> Iterator[Path]:
-    """A page of the user's that several processes may map."""
+    """A user's page that several processes may map."""
     path = Path(f"/dev/shm/phos-test-rseq-{os.getpid()}")
     path.write_bytes(bytes(4096))
     os.chown(path, ALONE, ALONE)
@@ -304,7 +304,7 @@ def test_an_image_with_rings_of_aio_is_not_restored(lives: Callable[[int], Life]
 
 
 def write_section(folder: Path, pid: int, address: int) -> None:
-    """Have the area of a process in CRIU's images name a critical section."""
+    """Change CRIU's images: the area of a process names a critical section."""
     saved = Pagemap.read(folder / f"pagemap-{pid}.img")
     position = saved.position(AREA + SECTION)
     assert position is not None

@@ -26,7 +26,7 @@ TASK_CORE, LOGINUID = 3, 13
 
 
 def claim(life: Life, loginuid: int) -> None:
-    """Have CRIU's file of the program say that it is another user's."""
+    """Make CRIU's file of the program say that it is another user's."""
     path = life.images / f"core-{life.pid}.img"
     file = ImageFile.read(path)
     (core,) = file.messages
@@ -40,7 +40,7 @@ def claim(life: Life, loginuid: int) -> None:
 
 
 def noted(life: Life, loginuid: int | None) -> None:
-    """Have phosd know this of the program."""
+    """Tell phosd this of the program."""
     assert life.record is not None and life.record.details is not None
     assert life.record.details.loginuid == MINE
     details = msgspec.structs.replace(life.record.details, loginuid=loginuid)

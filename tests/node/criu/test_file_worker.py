@@ -233,7 +233,7 @@ def test_another_build_of_a_library_is_told_by_its_id(tmp_path: Path) -> None:
 
 
 def test_output_that_is_missing_is_made_and_taken_back(tmp_path: Path) -> None:
-    """Of a program from another machine; never where its user may not."""
+    """The program comes from another machine; its output is never made where its user may not."""
     output = tmp_path / "run" / "of a program" / "stdout"
     appended = os.O_WRONLY | os.O_APPEND
     file = OpenFile(1, 1, str(output), appended, size=100, mtime_ns=1)

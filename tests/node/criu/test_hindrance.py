@@ -72,7 +72,7 @@ def stop_when_frozen(monkeypatch: pytest.MonkeyPatch, name: bytes = b"criu") -> 
 
     def stop(self: Dump) -> None:
         for pid in theirs(name):
-            # A child of the script's may have ended meanwhile.
+            # A child of the script may have ended meanwhile.
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGSTOP)
                 stopped.append(pid)

@@ -227,7 +227,7 @@ def test_a_traced_program_is_refused_naming_its_tracer(life: Life) -> None:
 def test_pids_that_are_no_programs(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(NoSuchProcess, match="does not exist"):
         tree.scan(free_pid())
-    with monkeypatch.context() as patch:  # none of the kernel's can be seen in a pid namespace
+    with monkeypatch.context() as patch:  # no kernel thread can be seen in a pid namespace
         own = procfs.stat(os.getpid())
         assert own is not None
         patch.setattr(procfs, "stat", lambda pid: replace(own, of_kernel=True))

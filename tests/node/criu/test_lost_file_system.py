@@ -1,6 +1,6 @@
 """Programs with files on a file system that does not answer any more, as of a server that is lost.
 
-Who waits for it cannot be killed: neither phosd nor anybody else's job may.
+A process that waits for it cannot be killed: neither phosd nor anybody else's job may wait.
 """
 
 import os

@@ -22,7 +22,7 @@ OWNER = (USER, USER, (USER,))
 
 @pytest.fixture
 def runs() -> Iterator[Path]:
-    """A folder of the user's, in one that everybody may enter."""
+    """The user's folder, in one that everybody may enter."""
     base = Path("/tmp") / f"phos-outputs-{os.getpid()}"
     base.mkdir(mode=0o755)
     folder = base / "run"

@@ -186,7 +186,7 @@ def test_what_a_restore_has_started_is_ended(named_criu: str) -> None:
 
 
 def test_a_helper_that_a_killed_criu_left_is_ended(named_criu: str) -> None:
-    """It would be taken for a dump under way. One of a living CRIU's is left alone."""
+    """It would be taken for a dump under way. That of a living CRIU is left alone."""
     words = ("/bin/bash", "-c", f"echo; {named_criu} 98 & exec {named_criu} 99")
 
     def named(pid: int) -> list[int]:

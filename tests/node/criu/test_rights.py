@@ -112,7 +112,7 @@ def test_an_image_that_gives_more_is_not_restored(lives: Callable[[int], Life]) 
 
 
 def more_than_it_had(monkeypatch: pytest.MonkeyPatch, thread: int) -> list[str]:
-    """Have the kernel say that the restorer gave a capability away; which state the thread had."""
+    """Make the kernel say that the restorer gave a capability away; which state the thread had."""
     known = procfs.credentials
     states: list[str] = []
 

@@ -128,7 +128,7 @@ def large(lives: Callable[[int], Life]) -> Iterator[Life]:
 
 @pytest.fixture
 def large_of_root(lives: Callable[[int], Life]) -> Iterator[Life]:
-    """One of root's, whose restore can do without a private copy of CRIU's files on any machine."""
+    """A root program, whose restore needs no private copy of CRIU's files on any machine."""
     yield from saved(lives(0))
 
 
@@ -193,7 +193,7 @@ def test_memory_of_all_shapes_is_equal(lives: Callable[[int], Life], uid: int) -
     with spared.spared_pages(life.saved_tree) as (_, (pages,)):
         assert pages.pid == life.pid
         assert sum(run.length for run in pages.runs) > 64 << 20
-        for run in pages.runs:  # copies of a fork's are CRIU's to find
+        for run in pages.runs:  # CRIU has to find a fork's copies
             assert not any(start <= run.address < end for start, end in parents & childs)
     life.restore()
     assert in_order(life.counts_on(by=2))
@@ -316,7 +316,7 @@ def test_what_is_written_before_it_is_checked_never_runs(
 
     def refused() -> bool:
         if any(done):
-            raise ImageCorrupt("a file of CRIU's is not what was saved", hint="it is damaged")
+            raise ImageCorrupt("a CRIU file is not what was saved", hint="it is damaged")
         return False
 
     monkeypatch.setattr(spared.PagesPutBack, "made", noting)

@@ -52,7 +52,7 @@ while True:
 
 @pytest.fixture
 def pair(lives: Callable[[int], Life]) -> list[Life]:
-    """A program of root's and one of a user's."""
+    """A program of root and one of a user."""
     made = [lives(0), lives(USER)]
     for life in made:
         life.start(THREADS)

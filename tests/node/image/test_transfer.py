@@ -184,7 +184,7 @@ def test_what_arrives_is_what_was_saved(here: Store, there: Node) -> None:
     data = exported(here, image.id)
     head, rest = parts(data)
     found = parsed(head.manifest)
-    # Of memory: ones, zeros, twos, and the last; of the files: core, threes, zeros and ones' ends.
+    # Memory has ones, zeros, twos, and the last; the files core, threes, zeros and ones' ends.
     assert len(found.chunks) < len(MEMORY) // CHUNK + 8
     assert len(rest) == sum(chunk.length for chunk in found.chunks)
 

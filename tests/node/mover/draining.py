@@ -88,7 +88,7 @@ class Program:
         *,
         audit: bool = False,
     ) -> DrainResult:
-        """Have the mover drain the chunk map."""
+        """Let the mover drain the chunk map."""
         source = DrainSource([self.drained], self.digests, order or {}, audit)
         return self.mover.drain(source, writer, progress, let_go=self.dropped.extend)
 

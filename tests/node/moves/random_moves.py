@@ -58,7 +58,7 @@ class Walk:
             self._chance.choice((self._move, self._move, self._sleep))(target)
 
     def wake_all(self) -> None:
-        """Have them all run."""
+        """Let them all run."""
         for target in self._targets:
             if target.pid in self._asleep:
                 self._wake(target)

@@ -41,7 +41,7 @@ def save(node: Node, pid: int, progress: Progress) -> None:
 
 
 def sharing(place: Path, phase: str = "quiesce") -> Progress:
-    """Of a job during which the program begins to share, just before it is stopped."""
+    """Return the progress of a job during which the program begins to share, before its stop."""
 
     def share(_: Progress) -> None:
         (place / "share").touch()

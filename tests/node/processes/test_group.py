@@ -259,8 +259,8 @@ def test_a_hook_says_which_gpus_the_process_uses(invented: Invented, tmp_path: P
 def test_who_has_come_to_share_memory(
     invented: Invented, tmp_path: Path, memory: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Told by its descriptors: nobody is asked. Who has them and no hook is phosd or a mover,
-    whatever sockets somebody puts there.
+    """Told by its descriptors: nobody is asked. A process that has them and no hook is phosd or a
+    mover, whatever sockets somebody puts there.
     """
     shared, other, *_ = memory
     invented.program(10, memory=(shared,))

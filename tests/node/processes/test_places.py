@@ -275,7 +275,7 @@ def test_no_folder_of_users_is_listed(tmp_path: Path) -> None:
 def test_what_a_later_look_has_to_open_is_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Who makes containers while programs stand still is not waited for; it is said."""
+    """Containers that are made while programs stand still are not waited for; that is said."""
     places.make_hooks_folder(tmp_path)
     monkeypatch.setattr("phosd.engine.hook_client.listeners.MOST_NEW", 1)
     with ExitStack() as stack:

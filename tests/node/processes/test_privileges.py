@@ -1,4 +1,4 @@
-"""What runs for a user has nothing of root's."""
+"""What runs for a user has nothing that is root's."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Who is stopped is waited for a moment only, and by one step of a job, not by each."""
+"""A stopped process is waited for only a moment, and by one step of a job, not by each."""
 
 import os
 import signal

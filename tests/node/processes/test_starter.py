@@ -1,4 +1,4 @@
-"""Who asks phosd to start a program gets no more by that than it has."""
+"""A process that asks phosd to start a program gets no more by that than it has."""
 
 import resource
 import secrets
@@ -46,7 +46,7 @@ TWO_USERS = "os.setresuid(0, 54321, 0)"
 
 @contextmanager
 def asking(name: str, does: str = "") -> Iterator[int]:
-    """A process of root's that listens on the abstract socket of this name."""
+    """A root process that listens on the abstract socket of this name."""
     words = [sys.executable, "-S", "-c", ASKING.format(does=does), name]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None

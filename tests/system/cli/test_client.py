@@ -322,7 +322,7 @@ def test_doctor_finds_what_is_missing(bus: str, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_no_color(service: Service) -> None:
-    """Of an error, which is red where nothing is against it."""
+    """An error is red where nothing is against it."""
     words = ("rm", "nothing")
     assert "\x1b[1;31m" in phos(service, *words, FORCE_COLOR="1", NO_COLOR="").stderr
     assert "\x1b[1;31m" not in phos(service, *words, FORCE_COLOR="1", NO_COLOR="1").stderr

@@ -56,7 +56,7 @@ def test_one_process_with_its_memory_and_kernels(service: Service) -> None:
 
 
 def test_where_the_output_is(service: Service) -> None:
-    """Of a process, of an image, and of one that runs again."""
+    """That of a process, of an image, and of an image that runs again is shown."""
     show(service)
     (here,) = service.engine.running
     service.engine.running = [

@@ -105,7 +105,7 @@ def test_an_engine_that_died_left_it_parked(
 
 
 def leave_parked(place: Path, pid: int) -> None:
-    """Have another process park it and be killed."""
+    """Let another process park it and be killed."""
     script = f"""
 import os, pathlib
 from phosd.engine.node.node import Node, NodeConfig

@@ -1,4 +1,4 @@
-"""The recipes of docs/operate/recipes.md, with a server in the place of a cloud's."""
+"""The recipes of docs/operate/recipes.md, with a server that stands in for a cloud."""
 
 import os
 import signal

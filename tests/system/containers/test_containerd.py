@@ -1,4 +1,4 @@
-"""A GPU program in a container of containerd's is saved and restored by ``ctr``.
+"""A GPU program in a containerd container is saved and restored by ``ctr``.
 
 containerd freezes a container before it has runc save it.
 """

@@ -54,7 +54,7 @@ def job_phases(bus: str, place: Path) -> list[str]:
 
 
 def of_another_version(manifest: Path, secret: Path) -> None:
-    """Have a manifest be one that another phosd has written with the same secret."""
+    """Make a manifest one that another phosd has written with the same secret."""
     key = DigestKey(secret.read_bytes()).packed
     body = unsealed(key, manifest.read_bytes())
     assert body is not None

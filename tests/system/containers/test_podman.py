@@ -1,4 +1,4 @@
-"""A GPU program in a container of podman's is saved and restored by podman's own commands."""
+"""A GPU program in a podman container is saved and restored by podman's own commands."""
 
 from pathlib import Path
 

@@ -169,7 +169,7 @@ def test_who_has_the_drivers_library_and_no_gpu_is_saved_as_ever(bus: str, place
 
 
 def test_a_dump_ahead_of_the_dump_is_refused(place: Path) -> None:
-    """By CRIU itself: runc has it make none where the kernel does not tell which pages changed."""
+    """By CRIU itself: runc asks for none where the kernel does not tell which pages changed."""
     with running(place) as (target, _):
         (images := place / "ahead").mkdir()
         done = subprocess.run(

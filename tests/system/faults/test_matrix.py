@@ -236,7 +236,7 @@ def test_a_program_is_not_left_at_its_safe_point(
 
 
 def meet(case: Case, point: Point) -> None:
-    """Have a job meet the fault, and end as it must."""
+    """Let a job meet the fault, and end as it must."""
     plant, before = case.plant, case.plant.said()
     if point in DELETE:
         meet_deleting(case, point, before)

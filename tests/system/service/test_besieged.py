@@ -31,7 +31,7 @@ _CONTAINER = (
     f"mount -t proc proc /proc && mount -t tmpfs run /run && mkdir -p {IN_CONTAINERS}"
     f' && mount -t tmpfs hook {IN_CONTAINERS} && exec "$0" "$@"',
 )
-"""Its root, which is the machine's. Of two users, each attacks in all ways but this one."""
+"""Its root, which is the machine's. Two users attack in all ways but this one."""
 
 
 def _message(kind: int, body: bytes) -> str:

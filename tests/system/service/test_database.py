@@ -387,7 +387,7 @@ def test_a_service_goes_on_beside_a_database_in_trouble(service: Service) -> Non
 
 
 def meet_the_damage(service: Service) -> None:
-    """Have the service read its damaged history, unless what it was still writing met it first."""
+    """Make the service read its damaged history, unless what it was still writing met it first."""
     path = service.config.state_dir / "history.db"
     try:
         service.call("ListHistory", "a{sv}", 0)

@@ -44,7 +44,7 @@ def phosd(
 
 
 def copy_by_chunks(folder: Path) -> None:
-    """Have the movers of the next daemon copy one chunk at a time, however slowly, and on write:
+    """Make the movers of the next daemon copy one chunk at a time, however slowly, and on write:
     there is no room for a snapshot.
 
     A program that waits for its memory gives up when nothing comes for 10 seconds.
@@ -172,7 +172,7 @@ def test_a_schedule_outlives_the_daemon_and_ends_with_the_program(bus: str, tmp_
         return [image["rehearsed"] for image in found]
 
     def intervals() -> list[object]:
-        """Of the program; others on this machine do not matter."""
+        """Return the program's; others on this machine do not matter."""
         found = phos(bus, tmp_path, "ps")
         return [p["checkpoint_interval"] for p in found if p["pid"] == pid]
 

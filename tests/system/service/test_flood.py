@@ -465,7 +465,7 @@ asyncio.run(main())
 
 
 def test_signals_that_nobody_reads_do_not_fill_the_bus(service: Service) -> None:
-    """Who listens and does not read costs the others no answers."""
+    """A client that listens and does not read costs the others no answers."""
     words = [sys.executable, "-c", LISTENER, service.address]
     connection = service.connections[0]
 

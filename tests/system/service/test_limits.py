@@ -39,7 +39,7 @@ def test_room_for_one_more(
 
 
 def test_nobody_takes_all_places() -> None:
-    """Who has a job already leaves a quarter to those who have none; a user decides how long a job
+    """A user with a job leaves a quarter to those who have none; a user decides how long a job
     takes.
     """
     limits = JobLimits(jobs=8, per_gpu=4)

@@ -115,7 +115,7 @@ def lying(listener: socket.socket) -> Iterator[threading.Thread]:
 
 
 def strangers_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have the first who connects be another user."""
+    """Let the first who connects be another user."""
     found = iter([(1, STRANGER)])
     real = unix_sockets.peer_of
     monkeypatch.setattr(unix_sockets, "peer_of", lambda peer: next(found, None) or real(peer))
@@ -340,7 +340,7 @@ os._exit(0)  # the kernel does not wait then
 
 
 def test_a_hook_turns_strangers_away(tmp_path: Path) -> None:
-    """Whom its abstract name tells where it listens for legacy CUDA IPC."""
+    """Its abstract name tells strangers where it listens for legacy CUDA IPC."""
     target = start("single", tmp_path, runtime=tmp_path / "run")
     try:
         target.wait_for_steps(1)

@@ -48,7 +48,7 @@ def ask(
 
 
 def show(service: Service, pid: int, **changes: object) -> str:
-    """Have the engine see a process; its path."""
+    """Let the engine see a process; its path."""
     found = procfs.process_id(pid)
     assert found is not None
     service.engine.running = [
@@ -185,7 +185,7 @@ def test_suspects_are_trusted_again(service: Service) -> None:
 
 
 def test_who_may_trust_kernels(service: Service, bus: str, target: int) -> None:
-    """Who may checkpoint the process; to see it is not enough."""
+    """Users who may checkpoint the process may; to see it is not enough."""
     path = show(service, target, uid=OWNER)
     trust = (service.address, path, "Process1", "TrustKernels")
     with pytest.raises(RuntimeError, match=f"process {target} belongs to uid {OWNER}"):
@@ -201,7 +201,7 @@ def test_who_may_trust_kernels(service: Service, bus: str, target: int) -> None:
 
 
 def test_who_may_write_a_note_of_an_image(service: Service, bus: str) -> None:
-    """Who may delete the image; to see it is not enough."""
+    """Users who may delete the image may; to see it is not enough."""
     service.engine.stored["i"] = manifest("i", owner=OWNER)
     service.call("ListImages")
     path = "/org/phos/image/i"

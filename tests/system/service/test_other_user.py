@@ -37,7 +37,7 @@ class Stage:
     job: str
 
     def call(self, *arguments: object, path: str = ROOT, interface: str = MANAGER) -> str:
-        """A call of the stranger's."""
+        """A call that the stranger makes."""
         command = ("call", NAME, path, interface, *map(str, arguments))
         return busctl(self.bus, *command, uid=STRANGER).strip()
 
@@ -110,7 +110,7 @@ def test_nothing_is_read_over_the_bus(stage: Stage) -> None:
     assert "org.phos.Gpu1" in managed
     for word in ("Process1", "Image1", "Job1", ARGUMENT, SECRET, stage.image):
         assert word not in managed
-    # Of processes only this one: the machine's others come and go.
+    # Only this process is looked at: the machine's others come and go.
     for kind in (f"process/_{stage.target.pid}_", "image/", "job/"):
         for line in busctl(stage.bus, "tree", "--list", NAME).split():
             if line.startswith(f"{ROOT}/{kind}"):

@@ -197,7 +197,7 @@ def test_a_user_has_a_share_of_the_connections(service: Service) -> None:
 
 
 def test_a_user_may_connect_so_often(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who connects again and again is not looked at each time, even when none is open any more."""
+    """A caller that connects again and again is not looked at each time, even with none open."""
     monkeypatch.setattr(own_checkpoints, "WINDOW", 1000.0)
     for number in range(CONNECTIONS):
         with connected(service) as each:

@@ -1,4 +1,4 @@
-"""Who may do what, as polkit says; and what holds where there is none."""
+"""polkit says who may do what; without it other rules hold."""
 
 import pwd
 import shutil

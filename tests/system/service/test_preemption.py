@@ -68,7 +68,7 @@ class Line:
         return self._said.read_text()
 
     def values(self) -> dict[int, str]:
-        """Of each step the line that was shown last."""
+        """Return the line of each step that was shown last."""
         return parse(self._shown.read_bytes())
 
     def program(self) -> int:

@@ -196,7 +196,7 @@ def test_output_is_kept_as_long_as_the_history(service: Service) -> None:
 def test_the_output_of_roots_programs_lies_beside_the_images(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Where root may not look at every process of root's, everything stays.
+    # Where root may not look at each of its processes, everything stays.
     monkeypatch.setattr("phosd.engine.criu.files.output_folders._open", lambda names, owner: set())
     name = "20260101T000000-0000ff"
     folder = tmp_path / "state" / "run" / name

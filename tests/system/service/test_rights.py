@@ -1,4 +1,4 @@
-"""Who may save and restore what."""
+"""Rights: who may save and restore what."""
 
 import dataclasses
 import grp
@@ -69,7 +69,7 @@ def test_an_image_is_for_its_owner_if_all_of_it_is_theirs() -> None:
 
 
 def belonging(**ids: object) -> Manifest:
-    """An image of this user's, whose process had these ids."""
+    """An image of this user, whose process had these ids."""
     image = manifest("i", owner=DAEMON.pw_uid)
     (process,) = image.processes
     process = msgspec.structs.replace(process, **{"gid": DAEMON.pw_gid, **ids})

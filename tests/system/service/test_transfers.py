@@ -1,4 +1,4 @@
-"""Who may export and import what, over the bus."""
+"""Rights: who may export and import what, over the bus."""
 
 import os
 import pwd

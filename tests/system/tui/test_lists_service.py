@@ -18,7 +18,7 @@ from tests.support.tui.snapshots import text
 
 
 async def looked_again(service: Service) -> None:
-    """Have the service look which images there are."""
+    """Make the service look which images there are."""
     await asyncio.to_thread(service.call, "ListImages")
 
 

@@ -32,7 +32,7 @@ def others(count: int) -> list[GpuProcess]:
 
 @pytest.fixture
 def engine() -> FakeEngine:
-    """Of this test's process and others, and of two images."""
+    """Return an engine with this test's process and others, and two images."""
     engine = FakeEngine()
     engine.running = [this_process(start_time=identify(PID).start_time), *others(5)]
     engine.stored = {"old": manifest("old"), "young": manifest("young")}

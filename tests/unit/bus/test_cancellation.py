@@ -1,4 +1,4 @@
-"""Who is cancelled ends, even if what they waited for arrives in the same moment."""
+"""A cancelled task ends, even if what it waited for arrives in the same moment."""
 
 import asyncio
 import socket

@@ -249,7 +249,7 @@ def test_a_bad_head_spoils_nothing_but_itself(
 def test_no_more_is_read_than_a_head_or_an_index_may_have(
     hostile: Remote, folder: Path, what: str
 ) -> None:
-    """Of files of 8 TiB."""
+    """They are files of 8 TiB."""
     third = "20260103T000000-0003"
     path = head_file(folder, third)
     if what == "index":

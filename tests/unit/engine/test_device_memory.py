@@ -108,7 +108,7 @@ class FakeMover:
         self.alive = True
         self.trouble: PhosError | None = None
         self.dies = False
-        """Of the trouble."""
+        """Whether the trouble ends the mover."""
 
     def adopt(self, blocks: list[tuple[int, int, int]]) -> None:
         self._fail()

@@ -122,7 +122,7 @@ def test_who_waits_can_be_cancelled(mover: FakeMover) -> None:
 
 
 def test_a_mover_that_cannot_pin(mover: FakeMover, caplog: pytest.LogCaptureFixture) -> None:
-    """Who needs it fails; others write through the file system, and the log says so."""
+    """A step that needs it fails; others write through the file system, and the log says so."""
     mover.error = Internal("it is gone")
     pinning = begun(mover)
     mover.may.release()

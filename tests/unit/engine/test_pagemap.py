@@ -26,7 +26,7 @@ GUARD = OF_NOBODY | 0x10000
 
 
 def written(path: Path, *messages: Mapping[int, int | bytes]) -> Path:
-    """A file of CRIU's with these messages."""
+    """A CRIU file with these messages."""
     encoded = (message(Field.of(*each) for each in entry.items()) for entry in messages)
     path.touch()
     ImageFile(MAGIC, tuple(encoded)).write(path)

@@ -25,7 +25,7 @@ def account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def records(*found: tuple[int, int, int]) -> bytes:
-    """Of inode, bytes and token."""
+    """Return records of inode, bytes and token."""
     return b"".join(struct.pack("=QQQII", *record, ME, 1) for record in found)
 
 

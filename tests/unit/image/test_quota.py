@@ -73,7 +73,7 @@ def test_an_image_beyond_the_quota_is_refused_and_told_what_to_delete(store: Sto
         )
         with pytest.raises(OutOfSpace, match=f"delete {first.id}, {second.id} "):
             writer.reserve(2 * CHUNK + FILES)
-        with pytest.raises(OutOfSpace, match="it does not fit: have the quota raised"):
+        with pytest.raises(OutOfSpace, match="it does not fit: ask for a larger quota"):
             writer.reserve(quota + 1)
     with store.begin(8, 4 * CHUNK) as writer, pytest.raises(OutOfSpace):
         writer.reserve(CHUNK)

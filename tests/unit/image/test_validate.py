@@ -144,7 +144,7 @@ def test_an_image_of_another_version_is_refused_by_its_name(
 
 
 def test_every_flipped_bit_and_every_cut_is_noticed(image: tuple[Store, Manifest]) -> None:
-    """Of the whole text: of numbers that would make sense as well, and of the seal itself."""
+    """The whole text is tried: numbers that would make sense as well, and the seal itself."""
     store, manifest = image
     path = store.disk.images / manifest.id / "manifest.json"
     original = path.read_bytes()

@@ -87,7 +87,7 @@ def test_the_page_of_a_job_fits_and_its_texts_stand_below_each_other(width: int)
 
 
 def test_the_least_of_terminals() -> None:
-    """Of each screen there is what one works with: the row, its keys, and what it is about."""
+    """Each screen has what one works with: the row, its keys, and what it is about."""
     node, _ = fake_node(
         gpu(), process(4_194_303, name="bert"), job(1), image("20270115T070000-aaaa", name="bert")
     )

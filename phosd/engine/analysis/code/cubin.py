@@ -92,7 +92,7 @@ def symbols_of(image: bytes, names: Collection[str]) -> list[int]:
 def _damaged(what: str) -> Unsupported:
     return Unsupported(
         f"the cubin is damaged: {what}",
-        hint="its kernels count as writing everywhere; compile it again to have them analysed",
+        hint="its kernels count as writing everywhere; compile it again, then phosd analyses them",
         reason="unreadable-module",
     )
 

@@ -93,7 +93,7 @@ def loadable(file: Bytes) -> Iterator[bytes]:
 def _damaged(what: str) -> Unsupported:
     return Unsupported(
         f"the fat binary is damaged: {what}",
-        hint="its kernels count as writing everywhere; compile it again to have them analysed",
+        hint="its kernels count as writing everywhere; compile it again, then phosd analyses them",
         reason="unreadable-module",
     )
 

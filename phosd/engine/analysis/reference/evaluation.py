@@ -366,7 +366,7 @@ class Evaluation:
         try:
             one, other = self._sides(condition)
             low, high = self.system.bounds(other.plus(one, -1))
-        except Contradiction:  # nobody is there to ask
+        except Contradiction:  # an undecidable condition must not fail the evaluation
             return None
         if low is None or high is None:
             return None

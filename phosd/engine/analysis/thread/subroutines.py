@@ -16,7 +16,7 @@ from phosd.engine.analysis.thread.control_flow import Graph, Unknown, build
 ASSERTION = "__assertfail"
 """Does not return: an assertion that does not hold ends the kernel."""
 HARMLESS = frozenset((ASSERTION, "vprintf"))
-"""Functions of the driver's, which write to buffers of its own."""
+"""The driver's functions, which write to its own buffers."""
 _EVERY = frozenset(
     [f"R{number}" for number in range(255)]
     + [f"UR{number}" for number in range(63)]

@@ -74,9 +74,9 @@ def _carries(carry: Carry) -> int:
 def _assemble(
     words: Words, lows: Sequence[Term], highs: list[Word], each: bool = False
 ) -> Term | None:
-    """Return the sum of 64-bit numbers with these lower and upper halves, each half belonging to
-    any of the others'. With ``each`` there must be as many upper as lower halves: every inverted
-    word adds one that another must take away.
+    """Return the sum of 64-bit numbers with these lower and upper halves; any lower half may
+    belong to any upper one. With ``each`` there must be as many upper as lower halves: every
+    inverted word adds one that another must take away.
     """
     left = [high for high in highs if each or not _is_zero(high)]
     if each and len(left) != len(lows):

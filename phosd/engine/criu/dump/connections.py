@@ -1,7 +1,7 @@
 """TCP connections of which a tree has both ends: found, saved, and cut out of CRIU's images.
 
 CRIU saves a connection in the kernel's repair mode. In that mode a socket may take any port and any
-peer, and whoever shares the socket with CRIU may do that too: other processes of the user's, or a
+peer, and whoever shares the socket with CRIU may do that too: the user's other processes, or a
 task of the tree in which the user's code runs. So CRIU is told to close connections. What has
 arrived at either end is looked at here, while the tree stands still, in copies of its descriptors;
 in the images the sockets become unix sockets that a restore inherits
@@ -244,7 +244,7 @@ def _number(end: socket.socket, request: int) -> int:
 
 
 def cut_out(folder: Path, inodes: Collection[int], *, close_others: bool) -> None:
-    """Have the images in ``folder`` take these sockets from outside.
+    """Change the images in ``folder`` so that they take these sockets from outside.
 
     Raises :class:`~phosd.errors.Internal` if they are not CRIU's, and :class:`Unsupported` if they
     have another connection, unless others are to be closed: no process has it open, it is on its

@@ -69,7 +69,7 @@ class TreeDump:
     folder: Path
     details: CpuDetails
     inheritors: frozenset[int]
-    """Processes that had devices of the GPU driver's, which are restored as inert."""
+    """Processes that had the GPU driver's devices, which are restored as inert."""
 
     def record(self, name: str, files: tuple[FileDigest, ...] | None = None) -> Tree:
         """Return the manifest's entry; ``name`` is the folder's path in the image, ``files`` those
@@ -186,7 +186,7 @@ class Dump:
         self._running.wait_until_started(_START_SECONDS, self._script)
 
     def _note(self) -> None:
-        """Have all parts act while CRIU holds the tree."""
+        """Let all parts act while CRIU holds the tree."""
         self._tree = scan(self._tree.root.pid)
         self._parts_of_dump.frozen(TreeResources.of(self._tree))
 
@@ -248,7 +248,7 @@ class Dump:
         return not any(procfs.traced(process.pid) for process in self._tree.living)
 
     def refuse(self) -> None:
-        """Have CRIU give up at its next question; from any thread."""
+        """Make CRIU give up at its next question; from any thread."""
         self._script.refuse()
 
     def _waits_for_us(self) -> bool:

@@ -43,7 +43,7 @@ class CpuSide(Protocol):
 
     @property
     def inheritors(self) -> frozenset[int]:
-        """Processes that had devices of the GPU driver's when frozen, restored as inert."""
+        """Processes that had the GPU driver's devices when frozen, restored as inert."""
 
     def prepare(self, trees: list[ProcessTree]) -> None:
         """Do what can be done while the program runs."""
@@ -157,7 +157,7 @@ class CpuParts(Undoing):
 
     @property
     def inheritors(self) -> frozenset[int]:
-        """Processes that had devices of the GPU driver's when frozen, restored as inert."""
+        """Processes that had the GPU driver's devices when frozen, restored as inert."""
         return frozenset().union(*(dump.inheritors for dump in self._dumps))
 
     def persist(self) -> tuple[Tree, ...]:

@@ -72,8 +72,8 @@ def _is_hashed(descriptor: Descriptor) -> bool:
 
 
 def _contents(descriptors: dict[_File, Descriptor], owner: Owner) -> dict[_File, str]:
-    """Return the digests of files. A process of the owner's, which can be given up, reads those
-    that a server has; if that takes too long, they have no digest.
+    """Return the digests of files. A process with the owner's ids, which can be given up, reads
+    those that a server has; if that takes too long, they have no digest.
     """
     mounts = {pid: mount_types(pid) for pid in {d.pid for d in descriptors.values()}}
     found: dict[_File, str] = {}
@@ -162,7 +162,7 @@ def _save(mapping: Mapping, path: str, saved: str, folder: Path) -> MemoryFile:
     try:
         source = os.open(mapping.link, _READ)
     except BlockingIOError as error:
-        raise Busy(f"a process has a lease on {path}", hint="have it give the lease up") from error
+        raise Busy(f"a process has a lease on {path}", hint="let it give up the lease") from error
     try:
         status = os.fstat(source)
         copy = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

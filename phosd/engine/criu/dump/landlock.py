@@ -50,7 +50,7 @@ def require_none(criu: Criu, group: CheckpointGroup, progress: Progress) -> None
             raise Unsupported(
                 f"{procfs.describe(process.pid)} is under Landlock rules, which a restore would "
                 "not give back",
-                hint="the program goes on; start it without its sandbox to have it saved",
+                hint="the program goes on; start it without its sandbox to save it",
                 reason=Reason.LANDLOCK,
             )
 

@@ -62,7 +62,7 @@ def require_inert(resources: TreeResources, checkpointed: Collection[int]) -> No
 
 
 def require_inherited(resources: TreeResources, known: Collection[Place]) -> None:
-    """Raise :class:`Busy` if a process of a frozen tree has devices of the driver's at a place that
+    """Raise :class:`Busy` if a process of a frozen tree has driver devices at a place that
     was not ``known`` before it was stopped (:meth:`TreeResources.places_of_driver`).
 
     It may be about to begin to use CUDA, of which the driver does not know yet.

@@ -55,7 +55,7 @@ def remove_stale_links(mappings: Iterable[procfs.Mapping], owner: Owner) -> None
 
 
 def relink(folder: Path, names: Mapping[str, str], owner: Owner) -> None:
-    """Have the images in ``folder`` open the files by their ``names``, and remove CRIU's links.
+    """Make the images in ``folder`` open the files by their ``names``, and remove CRIU's links.
 
     Raises :class:`~phosd.errors.Internal` if they are not CRIU's.
     """

@@ -1,4 +1,4 @@
-"""Have a container's runtime save processes that have devices of the GPU driver's, as forks of a
+"""Let a container's runtime save processes that have the GPU driver's devices, as forks of a
 GPU process do, and users of NVML.
 
 Its CRIU is told by phosd's plugin to note them, and phosd takes them out of its images, as out of

@@ -49,7 +49,7 @@ class RuntimeDump:
         return frozenset().union(*(each.users for each in self._devices))
 
     def on_hold(self, action: Callable[[], object], checkpointed: frozenset[int]) -> None:
-        """Have ``action`` called when CRIU holds the program, and has written nothing of it yet.
+        """Call ``action`` when CRIU holds the program, and has written nothing of it yet.
         The driver has ``checkpointed`` these processes by then.
         """
         self._on_hold = action

@@ -176,10 +176,10 @@ def _examine_needed(path: str) -> str:
         while not there.exists():
             there = there.parent
     except OSError as error:
-        return f"{path}, in which a socket of the program's was, cannot be seen: {error.strerror}"
+        return f"{path}, in which the program had a socket, cannot be seen: {error.strerror}"
     if there.is_dir() and (str(there) == path or os.access(there, os.W_OK | os.X_OK)):
         return ""
-    return f"{path}, in which a socket of the program's was, is gone and cannot be made in {there}"
+    return f"{path}, in which the program had a socket, is gone and cannot be made in {there}"
 
 
 def _make(folder: Path, changes: list[Change]) -> None:

@@ -1,4 +1,4 @@
-"""Have a process with the owner's ids hash, compare, cut and replace the files of a tree.
+"""Hash, compare, cut and replace the files of a tree, in a process with the owner's ids.
 
 It is a process of its own (``-m``, started by :class:`Worker`), because it opens paths that a user
 named, perhaps on a file system that never answers. Orders and answers are JSON objects, each after
@@ -86,7 +86,7 @@ class Worker:
     def ask(
         self, orders: Orders, patience: float = PATIENCE, cancellation: Cancellation | None = None
     ) -> Answer:
-        """Have ``orders`` carried out.
+        """Let the process carry out ``orders``.
 
         Raises :class:`Internal` if it fails, :class:`Timeout` if it takes longer than ``patience``
         seconds, and :class:`Cancelled`; it does nothing more then. Only orders that change nothing
@@ -150,7 +150,7 @@ class Worker:
 def work(
     orders: Orders, patience: float = PATIENCE, cancellation: Cancellation | None = None
 ) -> Answer:
-    """Have one process carry out ``orders`` alone, as :meth:`Worker.ask` does."""
+    """Let one process carry out ``orders`` alone, as :meth:`Worker.ask` does."""
     with Worker(orders.uid, orders.sources) as worker:
         return worker.ask(orders, patience, cancellation)
 

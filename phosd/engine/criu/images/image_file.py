@@ -48,7 +48,7 @@ Change = Callable[[list[Field]], Iterable[Field]]
 
 @dataclass(frozen=True)
 class ImageFile:
-    """A file of CRIU's: its magic numbers, and its messages."""
+    """A CRIU file: its magic numbers, and its messages."""
 
     magic: bytes
     messages: tuple[bytes, ...]

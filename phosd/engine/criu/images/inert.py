@@ -42,7 +42,7 @@ def make_inert(
     returns the pid that a process has for itself.
 
     Raises :class:`~phosd.errors.Internal` if they are not CRIU's, and :class:`Unsupported` for a
-    file of the driver's that no process has open: it is on its way to one, which could use it.
+    driver file that no process has open: it is on its way to one, which could use it.
     """
     anew = _file_numbers(folder, reopened, own)
     held: set[int | bytes] = set()

@@ -102,7 +102,7 @@ class Pagemap:
 
     @classmethod
     def read(cls, path: Path) -> "Pagemap":
-        """Read it. Raises :class:`Internal` if it is none of CRIU's, and :class:`ImageCorrupt` if
+        """Read it. Raises :class:`Internal` if CRIU did not write it, and :class:`ImageCorrupt` if
         its runs overlap, are no whole pages, or are where no program has memory.
         """
         file = ImageFile.read(path, _LIMIT)
@@ -161,9 +161,9 @@ class Pagemap:
 def areas(path: Path) -> list[Area]:
     """Return the mappings in ``mm-<pid>.img``.
 
-    Raises :class:`Internal` if it is none of CRIU's, and :class:`ImageCorrupt` if writable ones are
-    no whole pages, or if any overlap or are in no order: CRIU looks between them for room for its
-    own code. After them come the guards (``MADV_GUARD_INSTALL``), which are within others.
+    Raises :class:`Internal` if CRIU did not write it, and :class:`ImageCorrupt` if writable ones
+    are no whole pages, or if any overlap or are in no order: CRIU looks between them for room for
+    its own code. After them come the guards (``MADV_GUARD_INSTALL``), which are within others.
     """
     try:
         listed = [*entries(path, MmEntry.VMAS)]

@@ -114,7 +114,8 @@ class Rights:
             raise Unsupported(
                 "the program has capabilities in its bounding set that phosd was started without, "
                 f"and so cannot give back (numbers {', '.join(numbers)} of linux/capability.h)",
-                hint="start phosd with all of the host's; its container with --cap-add=ALL",
+                hint="start phosd with all capabilities in its bounding set; its container with "
+                "--cap-add=ALL",
                 reason=Reason.PROCESS_STATE,
             )
 

@@ -86,7 +86,7 @@ def require_harmless(folder: Path) -> None:
 
 
 def clear(folder: Path) -> None:
-    """Have no area in CRIU's images, which are root's, name a critical section."""
+    """Clear the critical sections that areas in CRIU's images, which are root's, name."""
     for process, theirs in _by_process(folder).items():
         saved = Pagemap.read(_list(folder, process))
         for _, pages, position in _words(folder, saved, theirs, os.O_RDWR):

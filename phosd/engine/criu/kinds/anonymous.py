@@ -22,6 +22,5 @@ class AnonymousFiles(FileKind):
             elif descriptor.watches and choices.user is not None:
                 # It names files by handles, and to open those would be to open any file.
                 yield (
-                    f"{place(descriptor)} watches files, which only a program of root's may have "
-                    "saved"
+                    f"{place(descriptor)} watches files, which only a root program may have saved"
                 )

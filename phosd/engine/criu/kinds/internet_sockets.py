@@ -38,7 +38,7 @@ class InternetSockets(FileKind):
             if why := refused.get(descriptor.file.st_ino):
                 yield (
                     f"descriptor {descriptor.number} of pid {descriptor.pid} is {why} "
-                    "(the option tcp=close has it closed in the restored program)"
+                    "(the option tcp=close closes it in the restored program)"
                 )
 
     def taken(self, files: SavedFiles, details: CpuDetails) -> Iterator[str]:

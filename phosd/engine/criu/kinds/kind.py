@@ -23,7 +23,7 @@ class Choices:
 
 @dataclass(frozen=True)
 class CloneNames:
-    """The names that a clone's files have instead of the original's: ``paths`` of copies, and
+    """The names that a clone's files have instead of the original names: ``paths`` of copies, and
     ``sockets``, which are chosen when they are met.
     """
 

@@ -66,6 +66,6 @@ def _has_open(pid: int, inode: Inode) -> bool:
     """Return whether a process has the file open: some file systems tell another device."""
     try:
         opened = [each.file for each in procfs.descriptors(pid, without=OSError)]
-    except OSError:  # it has ended, or is none of this namespace's
+    except OSError:  # it has ended, or is in another namespace
         return False
     return any((each.st_dev, each.st_ino) == (inode.device, inode.number) for each in opened)

@@ -35,7 +35,7 @@ def admission(
     """Check everything that a restore of ``tree`` needs, without changing anything.
 
     Raises :class:`Busy` if a pid or thread id is taken, :class:`Unsupported` for files that
-    changed and limits that cannot be given back, :class:`ImageCorrupt` if a file of CRIU's is too
+    changed and limits that cannot be given back, :class:`ImageCorrupt` if a CRIU file is too
     damaged to be read, and what :func:`require_restorable` raises.
     """
     with TreeFiles(tree, options.files, options.clone) as files:

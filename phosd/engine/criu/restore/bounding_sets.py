@@ -1,4 +1,4 @@
-"""Have CRIU restore a program with the bounding set that CRIU itself has, without a capability.
+"""Let CRIU restore a program with the bounding set that CRIU itself has, without a capability.
 
 For each capability that a thread's saved bounding set lacks CRIU calls ``PR_CAPBSET_DROP``, which
 takes CAP_SETPCAP, also where CRIU's own set lacks it already and nothing is dropped. CAP_SETPCAP is
@@ -29,7 +29,7 @@ _WORD = 0xFFFFFFFF
 def with_full_sets(
     tree: SavedTree, rights: Rights, *, private: bool = False
 ) -> Iterator[tuple[SavedTree, bool]]:
-    """Yield a user's tree with files of CRIU's that have full bounding sets, and whether its folder
+    """Yield a user's tree with CRIU files that have full bounding sets, and whether its folder
     is a private copy. ``rights`` are those of the image; ``private``: it is one already.
 
     Root's CRIU has CAP_SETPCAP, and gives each thread its own set. Raises :class:`Internal`, and

@@ -83,7 +83,7 @@ class Clone:
         together = [file.path for file in self.written if not (shared and file.appended)]
         if self.files is not CloneFiles.COPY and together:
             raise Unsupported(
-                f"a clone would write to files of the original's: {_listed(together)}",
+                f"a clone would write to the original's files: {_listed(together)}",
                 hint="clone_files=copy gives it copies"
                 + ("; only files that are appended to can be shared" if shared else ""),
                 reason=Reason.TAKEN,

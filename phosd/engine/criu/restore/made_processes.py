@@ -132,7 +132,7 @@ class StayAlive(CriuPart):
 
 
 class NoneLeft(CriuPart):
-    """After a failure, waits until all processes of CRIU's have ended.
+    """After a failure, waits until all CRIU processes have ended.
 
     They inherit a descriptor, which is closed when all are gone. A process below the restore shim
     ends a moment after the shim; until then it can create processes and files, which must not stay.

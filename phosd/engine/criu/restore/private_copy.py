@@ -77,7 +77,7 @@ def remove_left(folder: Path, trees: Collection[str]) -> None:
 
 
 def require_as_saved(tree: SavedTree, name: str) -> None:
-    """Raise :class:`ImageCorrupt` if the file of CRIU's with this name is not the recorded one."""
+    """Raise :class:`ImageCorrupt` if CRIU's file with this name is not the recorded one."""
     descriptor = open_private(tree.folder / name, os.O_RDONLY)
     try:
         found = file_digest(descriptor)

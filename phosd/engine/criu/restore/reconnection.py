@@ -1,7 +1,7 @@
 """Make the TCP connections of a saved tree again, for CRIU to inherit.
 
 They are made as any program makes them: one end listens for a moment, the other connects, and what
-had arrived at one end is sent by the other. They are complete before any process of the user's has
+had arrived at one end is sent by the other. They are complete before any process of the user has
 them, and nothing that needs rights is done to them from then on.
 """
 

@@ -2,8 +2,8 @@
 
 Everything is made in namespaces of its own (pid, mount, network, IPC), so ports and abstract names
 of sockets are free. What else the program has open to write to is a path: files, named memory,
-pipes and deleted files are replaced by empty ones of the same size in a folder of the rehearsal's,
-and sockets with a path by abstract ones. Locks on files, which the original may have, are left out.
+pipes and deleted files are replaced by empty ones of the same size in the rehearsal's folder, and
+sockets with a path by abstract ones. Locks on files, which the original may have, are left out.
 So nothing that the original has is touched.
 """
 
@@ -24,7 +24,7 @@ from phosd.errors import Reason, Unsupported
 
 
 class Rehearsal:
-    """A rehearsal of ``tree``'s restore, with files in ``scratch``, a folder of root's."""
+    """A rehearsal of ``tree``'s restore, with files in ``scratch``, which is a root folder."""
 
     def __init__(self, tree: SavedTree, scratch: Path) -> None:
         self.tree = tree
@@ -48,7 +48,7 @@ class Rehearsal:
     def private_copy(self) -> Iterator[SavedTree]:
         """Yield the tree with CRIU's files as the rehearsal needs them, and make what these name.
 
-        The folder is the owner's then: nothing of root's is opened there.
+        The folder is the owner's then: root opens nothing there.
         """
         owner = self.tree.user
         self._scratch.chmod(0o711)  # another one cannot list it

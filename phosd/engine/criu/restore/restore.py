@@ -150,7 +150,7 @@ def _restored(
 def rehearse_tree(
     criu: Criu, rehearsal: Rehearsal, image: str, cancellation: Cancellation | None = None
 ) -> None:
-    """Have CRIU make the tree, with all of its memory, and end it before anything of it runs.
+    """Let CRIU make the tree, with all of its memory, and end it before anything of it runs.
 
     Raises what :func:`restore_tree` raises where that would fail. Nothing is left of it.
     """

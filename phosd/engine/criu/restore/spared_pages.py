@@ -75,7 +75,7 @@ class _Division:
     pagemap: Pagemap
 
     def apply(self, folder: Path) -> None:
-        """Have CRIU find the others alone in ``folder``. Raises :class:`OSError`, with nothing that
+        """Let CRIU find only the others in ``folder``. Raises :class:`OSError`, with nothing that
         CRIU reads changed.
         """
         number = next(n for n in count(1) if not _pages(folder, n).exists())
@@ -111,7 +111,7 @@ def spared_pages(
     of pages, and these; none if there are few, or no room for the rest beside the image.
 
     ``private``: the tree's folder is a private copy already. Raises :class:`ImageCorrupt`, and
-    :class:`Internal` if a file is none of CRIU's.
+    :class:`Internal` if CRIU did not write a file.
     """
     with ExitStack() as stack:
         divisions = _divisions(tree, stack)

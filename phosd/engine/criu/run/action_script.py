@@ -136,7 +136,7 @@ class ActionScript:
         self._say(self._held, "failed" if self.refused or self.error else "ok")
 
     def refuse(self) -> None:
-        """Have CRIU give up at the point where it waits, or at the next one.
+        """Make CRIU give up at the point where it waits, or at the next one.
 
         It must not be killed before: killed while its code runs in a process, it would take the
         process with it.

@@ -21,7 +21,7 @@ _ENTER = 'while [ "$1" != -- ]; do echo $$ >"$1" || exit 125; shift; done; shift
 class Place:
     """Where to start a command: in the cgroups whose ``cgroup.procs`` are ``entries``.
 
-    If they no longer exist, in a new scope of systemd's with the ``properties``, in the slice of
+    If they no longer exist, in a new systemd scope with the ``properties``, in the slice of
     the user ``uid``.
     """
 
@@ -75,7 +75,7 @@ def of_process(pid: int, uid: int) -> Cgroups:
         raise NotAuthorized(
             f"{procfs.describe(pid)}, in whose cgroups the program was to be, is not of its "
             f"user {uid}",
-            hint="name a process of that user's",
+            hint="name a process of that user",
         )
     return Cgroups(paths, cgroups.limits(paths))
 

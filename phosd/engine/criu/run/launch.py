@@ -140,7 +140,7 @@ def _service_errors() -> Iterator[None]:
 
 
 def makes_scopes(service: Path | None) -> bool:
-    """Return whether :func:`launch` can start a command in a scope of systemd's."""
+    """Return whether :func:`launch` can start a command in a systemd scope."""
     return service is not None and _BOOTED.is_dir()
 
 

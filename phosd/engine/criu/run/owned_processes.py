@@ -59,7 +59,7 @@ def dump_mark(root: int) -> dict[str, str]:
 
 
 def end_orphans() -> None:
-    """Kill the helpers of each CRIU of phosd's that was killed while it began to dump.
+    """Kill the helpers of each CRIU that phosd started and that was killed while it began to dump.
 
     CRIU tries out what the kernel can do on a child that sleeps for ever, with CRIU's own command
     line (``fork_and_ptrace_attach`` in CRIU's util.c). It would be taken for a dump under way.

@@ -48,7 +48,7 @@ class PageStore:
         # CRIU may run as a user who cannot reach the library's path (a checkout below /root).
         self._library = os.open(pages_library(), os.O_RDONLY)
         try:
-            # Have the kernel, and a hypervisor, allocate the pages now, not during the stop.
+            # Make the kernel, and a hypervisor, allocate the pages now, not during the stop.
             allocate(self.descriptor, _DATA + byte_count)
             os.pwrite(self.descriptor, _HEAD.pack(_MAGIC, _DATA, _ENTRIES), 0)
             self._ledger = mmap.mmap(self.descriptor, _DATA, prot=mmap.PROT_READ)

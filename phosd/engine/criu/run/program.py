@@ -101,7 +101,7 @@ class Criu:
         return launch.namespaces(self.service)
 
     def made_for(self, pid: int) -> PidNamespace | None:
-        """Return the pid namespace of phosd's that a process is in; None if it is in none."""
+        """Return the pid namespace made by phosd that a process is in; None if it is in none."""
         if self.runtime_dir is None:
             return None
         return pid_namespaces.made_for(self.runtime_dir, pid)

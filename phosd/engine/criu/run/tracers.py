@@ -1,11 +1,11 @@
-"""Have CRIU let the driver's restore threads run, while it holds all other threads of trees.
+"""Make CRIU let the driver's restore threads run, while it holds all other threads of trees.
 
 The driver does the work of its checkpoint and restore in a thread of the process itself, and every
 other thread has to stand still meanwhile (hazard 38). CRIU is the tracer of all of them, so it is
 CRIU that lets these threads run, by its plugin; phosd calls the driver, for all trees at once. The
 messages are described in ``criu_plugin/restore_threads.cpp``.
 
-A user's CRIU belongs to the user, who can have it say anything. So it only says how far it is:
+A user's CRIU belongs to the user, who can make it say anything. So it only says how far it is:
 processes and threads are named by phosd alone.
 """
 

@@ -145,7 +145,7 @@ class Attempt:
         for tree in self.cpu.trees:
             if doubtful := inherited.doubtful(tree, self.group.gpu_pids):
                 raise EndedUnasked(
-                    f"process {doubtful[0]} was started, or opened devices of the GPU driver's, "
+                    f"process {doubtful[0]} was started, or opened devices of the GPU driver, "
                     "during the checkpoint, and may use the GPU",
                     hint="try again when the program has started all its processes",
                 )

@@ -71,14 +71,15 @@ class LoadedMemory:
         ]
 
     def hand_back(self, link: HookLink) -> None:
-        """Have a process map its blocks. Raises as :func:`hand_back` does."""
+        """Ask a process to map its blocks. Raises as :func:`hand_back` does."""
         ours = [piece for piece in self._pieces if piece.process.pid == link.pid]
         if ours or link.hello().state is HookState.PARKED:  # perhaps without any block
             movers = {piece.allocation.gpu: piece.allocation.mover for piece in ours}
             hand_back(link, [piece.held for piece in ours], movers.__getitem__, self._replace)
 
     def guard(self) -> None:
-        """Have the movers guard the memory, so that it outlives this process (:meth:`Mover.guard`).
+        """Ask the movers to guard the memory, so that it outlives this process
+        (:meth:`Mover.guard`).
 
         The processes of the image must exist.
         """
@@ -91,7 +92,7 @@ class LoadedMemory:
             mover.guard((piece.process, piece.id, piece.allocation.key) for piece in pieces)
 
     def unguard(self) -> None:
-        """Have the movers stop guarding the memory, which the processes have mapped."""
+        """Tell the movers to stop guarding the memory, which the processes have mapped."""
         with Undo() as each:
             for mover, pieces in _by_mover(self._pieces).items():
                 processes = {piece.process for piece in pieces}

@@ -140,7 +140,7 @@ def _affected(manifest: Manifest, pids: Collection[int], gpus: Collection[int]) 
 
 
 def _back_from_driver(manifest: Manifest, placement: ImagePlacement) -> None:
-    """Have the driver restore the GPU processes, as far as it has not while CRIU held them."""
+    """Let the driver restore the GPU processes, as far as it has not while CRIU held them."""
     users = [p.pid for p in manifest.processes if p.gpu]
     if manifest.mode == "driver":
         driver_checkpoint.require_running(users)

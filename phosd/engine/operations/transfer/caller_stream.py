@@ -1,6 +1,6 @@
 """Exchange bytes with the program that has called phosd, over a socket at which it listens.
 
-phosd opens no file and no address of a user's: the user's own program does that, and what it reads
+phosd opens none of a user's files or addresses: the user's own program does that, and what it reads
 and writes there goes over this stream. It may be slow, silent or gone at any moment; who waits for
 it can be cancelled.
 """

@@ -77,7 +77,7 @@ def export_image(store: Store, image_id: str, stream: CallerStream, progress: Pr
 
 @dataclass(frozen=True)
 class _Piece:
-    """A part of a file of CRIU's."""
+    """A part of a CRIU file."""
 
     folder: str
     path: str
@@ -153,7 +153,7 @@ class _Source:
         return number
 
     def _pieces(self, of: tuple[str, FileDigest]) -> list[tuple[_Piece, str]]:
-        """Return the parts of a file of CRIU's with their hashes, after it was compared with its
+        """Return the parts of a CRIU file with their hashes, after it was compared with its
         own.
         """
         folder, expected = of

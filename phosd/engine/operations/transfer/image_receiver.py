@@ -174,13 +174,13 @@ class ImageReceiver:
         self, number: int, chunk: Chunk, buffer: mmap.mmap, stored: bool
     ) -> tuple[int, ChunkRef | None]:
         """Write a chunk to the files that it is part of, and if it is to be ``stored`` as device
-        memory to a pack, unless another image of the owner's has it.
+        memory to a pack, unless another image of the owner has it.
         """
         with memoryview(buffer) as whole, whole[HEADER : HEADER + chunk.length] as content:
             if hashlib.sha256(content).hexdigest() != chunk.sha256:
                 raise ImageCorrupt(
                     f"chunk {number} of the image has come with other bytes than it was sent with",
-                    hint="import it again; if that says the same, have it exported again",
+                    hint="import it again; if that says the same, export it again",
                 )
             for path, offset in self._parts.get(number, ()):
                 self._write_part(path, offset, content)
