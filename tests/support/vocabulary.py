@@ -1,7 +1,9 @@
-"""Check how comments and docstrings read: ``python -m tests.support.vocabulary``.
+"""Check how comments, docstrings and pages read: ``python -m tests.support.vocabulary``.
 
 A sentence begins with its subject or its verb. One that begins with *Who*, *Whom* or *Of* hides
-what it is about; CONTRIBUTING.md has examples. More words come here as texts get rid of them.
+what it is about, unless it asks. An owner stands before what is owned, not behind it. A sentence
+says who does something: *have* is for what somebody has, not for what others do for them.
+CONTRIBUTING.md has examples. More words come here as texts get rid of them.
 """
 
 import ast
@@ -15,29 +17,107 @@ from pathlib import Path
 
 from tests.support.checkout import ROOT
 
-FOLDERS = ("phosd",)
-_BEGINNING = re.compile(r"(?:^|(?<=[.!?] ))(?:Who|Whom|Of) ")
+FOLDERS = ("phosd", "bench", "examples", "packaging", "tests")
+PAGES = ("README.md", "CONTRIBUTING.md", "docs", "examples")
+_NO_PAGES = frozenset({"docs/reference/python.md", "docs/reference/dbus.md"})
+"""The first is made from docstrings, which are checked; the second is not rewritten yet."""
+_NOT_YET = (
+    "phosd/bus/",
+    "phosd/cli/",
+    "phosd/client/",
+    "phosd/engine/mover/",
+    "phosd/hook/",
+    "phosd/service/api/",
+    "phosd/service/config",
+    "phosd/service/dbus/",
+    "phosd/service/jobs/",
+    "phosd/tui/",
+)
+"""Where comments and docstrings are only held to :data:`_BEGINNING`, until they are rewritten."""
+
+_START = r"(?:^|(?<=[.!?:] )|(?<=[.!?]\*\* ))(?:\*\*)?"
+_ASKS = r"(?![^.!?]*\?)"
+_BEGINNING = re.compile(rf"{_START}(?:Who|Whom|Of) {_ASKS}")
+_OWNER = (
+    "CRIU|phosd|Slurm|systemd|PyTorch|Python|NVIDIA|runc|crun|podman|containerd|root"
+    "|(?:the |a |an |its |their |this |that )?(?:GPU )?(?:driver|kernel|hook|mover|program|process"
+    "|user|owner|caller|client|runtime|container|host|machine|compiler|interpreter)"
+)
+_NO_NOUN = (
+    r"[.,;:)(!?]|$| (?:that|which|who|whom|whose|is|are|was|were|has|have|had|in|on|at|to|for|with"
+    r"|without|by|from|as|if|when|while|but|than|must|may|can|cannot|does|do|before|after|there"
+    r"|until|meanwhile|(?:and|or)(?! (?:the )?\w+'s))\b"
+)
+_POSSESSIVE = re.compile(
+    r"(?<!instead )(?<!place )(?<!third )(?<!half )(?<!quarter )(?<!\dth )"
+    rf"\bof (?:{_OWNER})'s(?={_NO_NOUN})"
+)
+_DONE = (
+    r"\w+ed|done|made|taken|written|read|sent|run|go|do|look|give|come|begin|count|call|say"
+    "|compute|end|make|take"
+)
+_CAUSATIVE = re.compile(
+    rf"{_START}Have {_ASKS}|(?<![Nn]or )\b(?:have|has|had|having) (?:it|them) (?:{_DONE})\b"
+)
+_RULES: tuple[tuple[str, re.Pattern[str]], ...] = (
+    ("name the subject first", _BEGINNING),
+    ("put the owner first", _POSSESSIVE),
+    ("say who does it", _CAUSATIVE),
+)
 _COMMENT = re.compile(r"\s*(?://+|\*)\s?(.*)")
+_FENCE = re.compile(r"(?ms)^ *```.*?^ *```$")
+_SPAN = re.compile(r"`[^`]+`")
+_ITEM = re.compile(r"^(?:[-*] |\d+\. |[|#])")
 
 
 @dataclass(frozen=True)
 class Text:
-    """A comment or docstring, in one line, and the number of its first line."""
+    """A comment, docstring or paragraph, in one line, and the number of its first line."""
 
     line: int
     words: str
+    passed: bool = False
+    """Whether it is passed as ``help`` or ``hint``."""
 
 
 def python_texts(source: str) -> Iterator[Text]:
-    """Yield the docstrings of Python code, those of attributes included, and its comments."""
+    """Yield the docstrings of Python code, those of attributes included, its comments, and what it
+    passes as ``help`` or ``hint``.
+    """
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
             yield Text(node.lineno, " ".join(str(node.value.value).split()))
+        elif isinstance(node, ast.keyword) and node.arg in ("help", "hint"):
+            yield from _passed(node.value)
     found: list[tuple[int, str]] = []
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
             found.append((token.start[0], token.string.lstrip("#").strip()))
     yield from _blocks(found)
+
+
+def _passed(value: ast.expr) -> Iterator[Text]:
+    """Yield a text with or without values in it."""
+    parts = value.values if isinstance(value, ast.JoinedStr) else [value]
+    said = [str(p.value) if isinstance(p, ast.Constant) else "``" for p in parts]
+    if any(isinstance(part, ast.Constant) for part in parts):
+        yield Text(value.lineno, " ".join("".join(said).split()), passed=True)
+
+
+def page_texts(source: str) -> Iterator[Text]:
+    """Yield the paragraphs, items and cells of a Markdown page, without code and headings."""
+    plain = _FENCE.sub(lambda found: "\n" * found[0].count("\n"), source)
+    block: list[tuple[int, str]] = []
+    for number, line in enumerate([*plain.splitlines(), ""], 1):
+        words = _SPAN.sub("``", line.strip())
+        if not words or _ITEM.match(words):
+            if block:
+                yield Text(block[0][0], " ".join(each for _, each in block))
+            block = []
+        if words.startswith("|"):
+            yield from (Text(number, cell.strip()) for cell in words.split("|"))
+        elif words and not words.startswith("#"):
+            block.append((number, _ITEM.sub("", words)))
 
 
 def native_texts(source: str) -> Iterator[Text]:
@@ -59,19 +139,31 @@ def _blocks(lines: list[tuple[int, str]]) -> Iterator[Text]:
             block.append((number, text))
 
 
+def _texts(root: Path) -> Iterator[tuple[str, Text]]:
+    """Yield each text below ``root``, with the path of its file."""
+    readers = {".py": python_texts, ".cpp": native_texts, ".h": native_texts}
+    for path in sorted(each for folder in FOLDERS for each in (root / folder).rglob("*")):
+        if (read := readers.get(path.suffix)) is not None:
+            yield from ((str(path.relative_to(root)), text) for text in read(path.read_text()))
+    named = [root / page for page in PAGES]
+    for path in sorted(
+        {page for page in named if page.is_file()} | {f for n in named for f in n.rglob("*.md")}
+    ):
+        name = str(path.relative_to(root))
+        if name not in _NO_PAGES:
+            yield from ((name, text) for text in page_texts(path.read_text()))
+
+
 def findings(root: Path) -> Iterator[str]:
     """Yield what reads badly below ``root``."""
-    for path in sorted(each for folder in FOLDERS for each in (root / folder).rglob("*")):
-        if path.suffix == ".py":
-            texts = python_texts(path.read_text())
-        elif path.suffix in (".cpp", ".h"):
-            texts = native_texts(path.read_text())
-        else:
-            continue
-        for text in texts:
-            for match in _BEGINNING.finditer(text.words):
+    for name, text in _texts(root):
+        rules = _RULES
+        if name.startswith(_NOT_YET):
+            rules = () if text.passed else _RULES[:1]
+        for what, pattern in rules:
+            for match in pattern.finditer(text.words):
                 shown = text.words[match.start() :][:60]
-                yield f"{path.relative_to(root)}:{text.line}: name the subject first: {shown!r}"
+                yield f"{name}:{text.line}: {what}: {shown!r}"
 
 
 def main() -> None:
