@@ -154,6 +154,7 @@ begin-test:
 	@mkdir -p $(LOGS)
 	@rm -f $(LOGS)/steps $(LOGS)/times.json
 	@cut -d " " -f 1-3 /proc/loadavg >$(LOGS)/load
+	@$(PYTHON) -m tests.support.speed $(LOGS)/speed
 
 # Tests that judge how long something takes run alone.
 python-test: setup build

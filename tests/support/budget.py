@@ -2,10 +2,11 @@
 
 ``python -m tests.support.budget LOGS`` prints the table. In the folder LOGS, ``steps`` has a line
 ``title<TAB>seconds`` for each step (``packaging/step.sh``), ``times.json`` the seconds of each test
-module (``--times`` of ``shards.py``), and ``load`` the load averages when it all began.
+module (``--times`` of ``shards.py``), ``load`` the load averages when it all began, and ``speed``
+how fast the machine is (``speed.py``).
 ``tests/budget.toml`` holds the budget. An area over its budget is reported. The whole has a limit,
 beyond which this fails, on a machine that had been quiet for a quarter of an hour: another one does
-not make a change wrong.
+not make a change wrong. A slow machine has so much more.
 """
 
 import json
@@ -16,6 +17,8 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+from tests.support.speed import slowness
 
 BUDGET = Path(__file__).parents[1] / "budget.toml"
 
@@ -79,14 +82,15 @@ def main() -> None:
     print(table("Python tests, summed over shards", tested))
     total = sum(row.took for row in stepped if row.area not in ON_TOP)
     limits = budget["total"]
+    limit = limits["limit"] * slowness(float((logs / "speed").read_text()))
     print(f"in all {total:.0f} s of {limits['cold']} s (warm: {limits['warm']} s)")
     grown = [row for row in (*stepped, *tested) if row.over]
     for row in sorted(grown, key=lambda row: row.allowed - row.took):
         print(f"over its budget: {row.area}, by {row.took - row.allowed:.0f} s")
-    if total > limits["limit"] and is_quiet(logs, os.cpu_count() or 1):
+    if total > limit and is_quiet(logs, os.cpu_count() or 1):
         sys.exit(
-            f"make test has taken {total:.0f} s, which is more than its limit of {limits['limit']} "
-            "s: make what has grown cheaper, or mark it `rotated` (CONTRIBUTING.md, Tests)"
+            f"make test has taken {total:.0f} s, which is more than its limit of {limit:.0f} s: "
+            "make what has grown cheaper, or mark it `rotated` (CONTRIBUTING.md, Tests)"
         )
 
 

@@ -51,7 +51,7 @@ def plays(name: str, case: object, of: int) -> bool:
     return crc32(f"{name}: {case}".encode()) % of == SEED % of
 
 
-SHORT = 1.0
+SHORT = 0.75
 """Seconds: a test that takes N times as long is played by one of N commits, so that each test costs
 a run as much on average.
 """

@@ -49,6 +49,12 @@ def test_what_failed_once_names_what_there_is() -> None:
 
 
 def test_the_longer_a_test_takes_the_more_seldom_it_is_played() -> None:
-    assert [rotation.period(seconds) for seconds in (0, 0.5, 1.9, 2, 4.5, 9, 70)] == [
-        *(1, 1, 1, 2, 4, 9, 16)
+    assert [rotation.period(seconds) for seconds in (0, 0.5, 1.4, 2, 4.5, 9, 70)] == [
+        1,
+        1,
+        1,
+        2,
+        6,
+        12,
+        16,
     ]
