@@ -1,12 +1,15 @@
-"""Define options that several commands share."""
+"""Define the arguments of commands, and their options by what phosd says of them."""
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 import click
 
 from phosd.cli import names
 from phosd.cli.parameters import Duration
+from phosd.interface.model import Option, options_of
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
 
 PID = names.Pid()
 FILE_OR_PID = names.FileOrPid()
@@ -14,35 +17,38 @@ SUSPENDED_PID = names.SuspendedPid()
 IMAGE = names.Image()
 GPU = names.Gpu()
 JOB = names.Job()
-deadline = click.option(
-    "--deadline",
-    type=Duration(),
-    help="How long the program may take to come to rest, before it goes on as it was.",
-)
-_callback_deadline = click.option(
-    "--callback-deadline",
-    type=Duration(),
-    help="How long a program with safe points of its own may take to come to one.",
-)
-_without_callbacks = click.option(
-    "--without-callbacks",
-    is_flag=True,
-    default=None,  # not sent by default: an older phosd does not know it
-    help="Stop it wherever it is then, instead of failing.",
-)
+_KINDS: Mapping[str, Any] = {
+    "s": click.STRING,
+    "u": click.INT,
+    "d": Duration(),
+}
+"""Kinds of parameters by the signature of an option; all figures on D-Bus are seconds."""
 
 
-def safe_points(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of a command that stops a program with safe points."""
-    return _callback_deadline(_without_callbacks(function))
+def stated(kind: type, *names: str) -> Callable[[_Command], _Command]:
+    """Add these options of a call to a command, in this order, as :mod:`phosd.interface` says them.
+
+    What the user does not give is None, and not to be sent: an older phosd may not know it.
+    """
+    found = {option.name: option for option in options_of(kind)}
+
+    def add(command: _Command) -> _Command:
+        for name in reversed(names):
+            command = _option(found[name])(command)
+        return command
+
+    return add
 
 
-queue = click.option("--queue", is_flag=True, help="Wait if another job works on the process.")
-where = click.option(
-    "--where",
-    type=click.Choice(["auto", "memory", "disk"]),
-    default="auto",
-    show_default=True,
-    help="Where the device memory of the suspended process goes; auto: to host memory, as long as "
-    "there is enough.",
-)
+def _option(option: Option) -> Callable[[_Command], _Command]:
+    words = (f"--{option.name.replace('_', '-')}", option.name)
+    told = option.doc
+    for word in option.choices:
+        told = told.replace(f"`{word}`", word)
+    if option.signature == "b":
+        return click.option(*words, is_flag=True, default=None, help=told)
+    kind = click.Choice(option.choices) if option.choices else _KINDS[option.signature]
+    if default := option.otherwise or option.default:
+        shown = default if isinstance(default, str) else f"{default:g}"
+        told = f"{told}  [default: {shown}]"
+    return click.option(*words, type=kind, help=told)

@@ -95,8 +95,8 @@ class CheckpointOptions(StopOptions, total=False):
             "`concurrent`: a short stop, copied while the program computes on, as it was at the "
             "stop; `recopy`: copied before the stop, again and again, as it is at the end; `stop`: "
             "copied while the program stands still; `driver`: by the CUDA driver, slowest, and "
-            "works for programs that were not started with `phos run`. `auto` chooses, and `Why` "
-            "says why.",
+            "works for programs that were not started with `phos run`. `auto` chooses, and says "
+            "why.",
             "auto",
         ),
     ]

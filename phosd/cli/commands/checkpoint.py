@@ -9,6 +9,7 @@ from phosd.cli.client import call
 from phosd.cli.job import CancelledHereError, summary, watch
 from phosd.cli.settings import Settings, command
 from phosd.client.errors import CommandError
+from phosd.interface.options import CheckpointOptions
 from phosd.units import duration, duration_text
 
 
@@ -24,24 +25,7 @@ def interval(text: str) -> float:
 
 @command()
 @click.argument("pid", type=options.PID)
-@click.option(
-    "--mode",
-    type=click.Choice(["auto", "concurrent", "recopy", "stop", "driver"]),
-    default="auto",
-    show_default=True,
-    help="concurrent: a short stop, copied while the program computes on, as it was at the stop; "
-    "recopy: copied before the stop, again and again, as it is at the end; stop: copied while the "
-    "program stands still; driver: by the CUDA driver, slowest, and works for programs that were "
-    "not started with `phos run`.",
-)
-@click.option(
-    "--fallback",
-    type=click.Choice(["auto", "none"]),
-    default="auto",
-    show_default=True,
-    help="When the program wrote where phosd did not expect it: go on in a mode that guesses less, "
-    "or fail. What is saved is right in any case.",
-)
+@options.stated(CheckpointOptions, "mode", "fallback")
 @click.option(
     "--parent",
     type=options.IMAGE,
@@ -49,28 +33,7 @@ def interval(text: str) -> float:
     default="",
     help="Save only what differs from this image; auto: from the latest of this process.",
 )
-@click.option(
-    "--tcp",
-    type=click.Choice(["refuse", "close"]),
-    default="refuse",
-    show_default=True,
-    help="What becomes of TCP connections that lead out of the process tree: refuse to save the "
-    "program, or close them when it is restored. Those within the tree are saved.",
-)
-@click.option(
-    "--release-cached",
-    is_flag=True,
-    default=None,  # not sent by default: an older phosd does not know it
-    help="Have PyTorch give back the device memory that it keeps and does not use, so that it is "
-    "not saved. The program asks the driver again for what it needs later.",
-)
-@click.option(
-    "--durable",
-    is_flag=True,
-    default=None,
-    help="Wait until the image is on the disk. It is made in memory if it fits there, and until it "
-    "is on the disk, too, it is lost if the machine ends.",
-)
+@options.stated(CheckpointOptions, "tcp", "release_cached", "durable")
 @click.option(
     "--end",
     "then",
@@ -96,9 +59,7 @@ def interval(text: str) -> float:
     is_flag=True,
     help="Only say what would stand in the way, and in which mode it would be saved.",
 )
-@options.deadline
-@options.safe_points
-@options.queue
+@options.stated(CheckpointOptions, "deadline", "callback_deadline", "without_callbacks", "queue")
 @click.option(
     "--every",
     callback=lambda _, __, text: None if text is None else interval(text),

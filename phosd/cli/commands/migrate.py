@@ -7,6 +7,7 @@ import click
 from phosd.cli import options
 from phosd.cli.job import summary, watch
 from phosd.cli.settings import Settings, command
+from phosd.interface.options import MigrateOptions
 
 
 @command()
@@ -20,17 +21,9 @@ from phosd.cli.settings import Settings, command
     help="A GPU of this node, by its number or the beginning of its UUID; for a process on several "
     "GPUs, OLD:NEW for each that it leaves.",
 )
-@click.option(
-    "--mode",
-    type=click.Choice(["auto", "precopy", "driver"]),
-    default="auto",
-    show_default=True,
-    help="precopy: the memory is copied while the program runs on; driver: by the CUDA driver, "
-    "while it stands still, also for programs that were not started with `phos run`.",
+@options.stated(
+    MigrateOptions, "mode", "deadline", "callback_deadline", "without_callbacks", "queue"
 )
-@options.deadline
-@options.safe_points
-@options.queue
 def migrate(settings: Settings, pid: int, destination: str, **given: Any) -> None:
     """Move process PID and its children to another GPU of this node. It keeps its pid and goes on;
     processes that share device memory with it move along.

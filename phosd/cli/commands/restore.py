@@ -11,21 +11,14 @@ from phosd.cli.commands.images import output_of
 from phosd.cli.job import summary, watch
 from phosd.cli.names import resolve
 from phosd.cli.settings import Settings, command
+from phosd.interface.options import RestoreOptions
 
 _MOST_CLONES = 1000
 
 
 @command()
 @click.argument("image", type=options.IMAGE)
-@click.option(
-    "--files",
-    type=click.Choice(["keep", "cut"]),
-    default="keep",
-    show_default=True,
-    help="Files that the program only wrote and that grew since: keep refuses the restore, "
-    "cut brings them back to their length and puts the rest beside. Append-only logs are fine "
-    "with both.",
-)
+@options.stated(RestoreOptions, "files")
 @click.option(
     "--output",
     type=click.Path(path_type=Path, dir_okay=False),
@@ -48,13 +41,7 @@ _MOST_CLONES = 1000
     help="Restore N clones (1), each in a pid namespace of its own, while the original runs or "
     "after it has ended. One after the other; if one fails, the others are made all the same.",
 )
-@click.option(
-    "--clone-files",
-    type=click.Choice(["copy", "share", "refuse"]),
-    help="Files on the disk that the program had open to write to: copy gives each clone a copy, "
-    "FILE.clone-NAME, as it was at the checkpoint; share has it append to the same file, if it "
-    "only appends; refuse makes no clone if there are any.  [default: copy]",
-)
+@options.stated(RestoreOptions, "clone_files")
 @click.option(
     "--gpu",
     "gpus",
@@ -73,7 +60,7 @@ _MOST_CLONES = 1000
 def restore(
     settings: Settings,
     image: str,
-    files: str,
+    files: str | None,
     output: Path | None,
     pidns: bool,
     clones: int | None,
@@ -97,7 +84,7 @@ def restore(
     """
     if clone_files is not None and clones is None:
         raise click.UsageError("--clone-files says how to --clone")
-    given: dict[str, str | bool] = {"files": files}
+    given: dict[str, str | bool] = {} if files is None else {"files": files}
     if output:
         given["output"] = str(output.absolute())
     if pidns:

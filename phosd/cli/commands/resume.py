@@ -8,6 +8,7 @@ from phosd.cli import options
 from phosd.cli.commands.migrate import gpus, tell_notes
 from phosd.cli.job import watch
 from phosd.cli.settings import Settings, command
+from phosd.interface.options import ResumeOptions
 
 
 @command()
@@ -19,7 +20,7 @@ from phosd.cli.settings import Settings, command
     metavar="GPU|OLD:NEW,...",
     help="The GPU to resume on, written as for `phos migrate --to` (default: where it was).",
 )
-@options.queue
+@options.stated(ResumeOptions, "queue")
 def resume(settings: Settings, pid: int, **given: Any) -> None:
     """Bring the suspended process PID back, with all that was suspended with it. It goes on where
     it was stopped.

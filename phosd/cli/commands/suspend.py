@@ -8,16 +8,16 @@ from phosd.cli import options
 from phosd.cli.commands.migrate import tell_notes
 from phosd.cli.job import watch
 from phosd.cli.settings import Settings, command
+from phosd.interface.options import SuspendOptions
 
 PLACES = {"memory": "in host memory", "disk": "on disk"}
 
 
 @command()
 @click.argument("pid", type=options.PID)
-@options.where
-@options.deadline
-@options.safe_points
-@options.queue
+@options.stated(
+    SuspendOptions, "where", "deadline", "callback_deadline", "without_callbacks", "queue"
+)
 def suspend(settings: Settings, pid: int, **given: Any) -> None:
     """Take process PID off its GPUs, with its children and all that share device memory with it.
     It stands still, and keeps its pid and its host memory.

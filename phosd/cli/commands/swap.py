@@ -8,15 +8,15 @@ from phosd.cli import options
 from phosd.cli.commands.migrate import tell_notes
 from phosd.cli.job import watch
 from phosd.cli.settings import Settings, command
+from phosd.interface.options import SuspendOptions
 
 
 @command()
 @click.argument("leaving", metavar="OUT", type=options.PID)
 @click.argument("coming", metavar="IN", type=options.SUSPENDED_PID)
-@options.where
-@options.deadline
-@options.safe_points
-@options.queue
+@options.stated(
+    SuspendOptions, "where", "deadline", "callback_deadline", "without_callbacks", "queue"
+)
 def swap(settings: Settings, leaving: int, coming: int, **given: Any) -> None:
     """Suspend process OUT, and resume the suspended process IN on the GPU that has become free: two
     programs, of which the GPU holds only one, take turns.

@@ -1,10 +1,12 @@
 """Query jobs, phases and events for D-Bus clients."""
 
 import json
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 
+from phosd.interface.options import JobState, Operation
+from phosd.interface.options import Severity as Words
 from phosd.service.dbus.spec import Options
 from phosd.service.history.database import Row
 from phosd.service.history.events import Severity
@@ -38,20 +40,6 @@ Phase = list[Any]
 stopped.
 """
 
-Operation = Literal[
-    "checkpoint",
-    "restore",
-    "verify",
-    "delete",
-    "recover",
-    "migrate",
-    "suspend",
-    "resume",
-    "swap",
-    "export",
-    "import",
-]
-
 
 class HistoryOptions(Options, frozen=True):
     """Options of ``ListHistory``: how many jobs, and of which: those that worked on process
@@ -62,7 +50,7 @@ class HistoryOptions(Options, frozen=True):
     limit: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 50
     pid: Annotated[int, msgspec.Meta(ge=1)] | None = None
     operation: Operation | None = None
-    state: Literal["queued", "running", "done", "failed", "cancelled", "interrupted"] | None = None
+    state: JobState | None = None
     since: Time = 0
     until: Time = END_OF_TIME
     before: Annotated[int, msgspec.Meta(ge=1, le=END_OF_TIME)] = END_OF_TIME
@@ -74,7 +62,7 @@ class EventOptions(Options, frozen=True):
     """
 
     limit: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 200
-    severity: Literal["info", "warning", "error"] = "info"
+    severity: Words = "info"
     since: Time = 0
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import get_args
 
 from rich.text import Text
 from textual.app import ComposeResult
@@ -10,6 +11,7 @@ from textual.widgets import Static
 
 from phosd.client.records import Gpu, Image, Job, Process
 from phosd.client.text import container_text
+from phosd.interface.options import CheckpointMode
 from phosd.tui.actions import Action, bindings
 from phosd.tui.node import Contact, Node
 from phosd.tui.screens import moving
@@ -209,8 +211,8 @@ class ProcessesScreen(NodeScreen):
         )
 
     def _checkpoint_choices(self) -> list[Choice]:
-        modes = ["concurrent", "recopy", "stop", "driver"]
-        offered = [mode for mode in modes if f"mode-{mode}" in self.node.manager.features]
+        features = self.node.manager.features
+        offered = [mode for mode in get_args(CheckpointMode) if f"mode-{mode}" in features]
         repeat = [("once", "")]
         if "periodic" in self.node.manager.features:
             repeat += [("every minute", "60"), ("every 10 minutes", "600"), ("every hour", "3600"),
