@@ -237,13 +237,13 @@ def add_documents(root: Path) -> None:
     for path in (*(ROOT / name for name in TEXTS), *pages):
         if path.is_file() and path.suffix != ".in":
             put(documents / path.relative_to(ROOT), path.read_bytes())
-    for path in (ROOT / "docs/reference/dbus").glob("*.xml"):
-        put(root / "usr/share/dbus-1/interfaces" / path.name, path.read_bytes())
     made = root / "made"
     run([sys.executable, ROOT / "packaging/make_docs.py", made], "writing the man pages")
     for path in (made / "man").iterdir():
         page = root / f"usr/share/man/man{path.suffix[1:]}" / f"{path.name}.gz"
         put(page, gzip.compress(path.read_bytes(), mtime=0))
+    for path in (made / "interfaces").iterdir():
+        put(root / "usr/share/dbus-1/interfaces" / path.name, path.read_bytes())
     for shell, place in COMPLETIONS.items():
         for path in (made / "completion" / shell).iterdir():
             put(root / place / path.name, path.read_bytes())

@@ -1,7 +1,4 @@
-"""Write the reference of the D-Bus interfaces from phosd.interface: the tables of
-docs/reference/dbus.md, between their marks, and the introspection files in docs/reference/dbus.
-
-"""
+"""Write the tables of docs/reference/dbus.md from phosd.interface, between their marks."""
 
 import re
 import sys
@@ -13,10 +10,9 @@ sys.path.insert(0, str(ROOT))
 
 from phosd.interface.methods import INTERFACES, features  # noqa: E402
 from phosd.interface.model import Interface, Method, Option, options_of  # noqa: E402
-from phosd.service.api.describe import document  # noqa: E402
+from phosd.interface.options import own_first  # noqa: E402
 
 PAGE = ROOT / "docs/reference/dbus.md"
-FILES = ROOT / "docs/reference/dbus"
 _MARKS = re.compile(r"<!-- (org\.phos\.\w+): [^>]*-->\n.*?<!-- end of \1 -->", re.DOTALL)
 
 
@@ -44,7 +40,7 @@ def _tables(interface: Interface) -> Iterator[str]:
     for kind, methods in _by_options(interface).items():
         yield f"Options of {_joined([f'`{method.name}`' for method in methods])}:"
         yield from ("", "| option | default | |", "| --- | --- | --- |")
-        for option in options_of(kind):
+        for option in own_first(kind):
             yield f"| `{option.name}` {option.signature} | {_default(option)} | {_said(option)} |"
         yield ""
     yield from ("| property | |", "| --- | --- |")
@@ -100,5 +96,4 @@ def _joined(words: list[str]) -> str:
 
 def files() -> dict[Path, str]:
     """Return what :mod:`make_pages` writes."""
-    documents = {FILES / f"{each.name}.xml": document(each) for each in INTERFACES}
-    return {**documents, PAGE: page(PAGE.read_text())}
+    return {PAGE: page(PAGE.read_text())}

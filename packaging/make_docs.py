@@ -20,6 +20,8 @@ from click.shell_completion import get_completion_class
 from phosd import __version__
 from phosd.cli.main import main as phos
 from phosd.cli.main import named
+from phosd.interface.methods import INTERFACES
+from phosd.service.api.describe import document
 from phosd.service.main import parser as phosd_parser
 from phosd.tui.actions import keys_written, of
 from phosd.tui.main import main as phos_tui
@@ -187,7 +189,9 @@ def completion(shell: str, name: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path, nargs="?", help="for man/ and completion/")
+    parser.add_argument(
+        "folder", type=Path, nargs="?", help="for man/, completion/ and interfaces/"
+    )
     parser.add_argument("--keys", action="store_true", help=f"write the keys into {TUI_PAGE}")
     given = parser.parse_args()
     if given.keys:
@@ -202,6 +206,9 @@ def write_all(folder: Path) -> None:
     for name, text in pages().items():
         (folder / "man").mkdir(parents=True, exist_ok=True)
         (folder / "man" / name).write_text(text)
+    (folder / "interfaces").mkdir(parents=True, exist_ok=True)
+    for interface in INTERFACES:
+        (folder / "interfaces" / f"{interface.name}.xml").write_text(document(interface))
     for shell, pattern in COMPLETIONS.items():
         (folder / "completion" / shell).mkdir(parents=True, exist_ok=True)
         for name in COMMANDS:

@@ -1,13 +1,14 @@
 """Define the arguments of commands, and their options by what phosd says of them."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeVar
 
 import click
 
 from phosd.cli import names
 from phosd.cli.parameters import Duration
-from phosd.interface.model import Option, options_of
+from phosd.interface.model import Option
+from phosd.interface.options import own_first
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -25,16 +26,17 @@ _KINDS: Mapping[str, Any] = {
 """Kinds of parameters by the signature of an option; all figures on D-Bus are seconds."""
 
 
-def stated(kind: type, *names: str) -> Callable[[_Command], _Command]:
-    """Add these options of a call to a command, in this order, as :mod:`phosd.interface` says them.
+def stated(kind: type, *, but: Collection[str] = ()) -> Callable[[_Command], _Command]:
+    """Add the options of a call to a command, as :mod:`phosd.interface` says them, but those that
+    the command has in words of its own, or has not.
 
     What the user does not give is None, and not to be sent: an older phosd may not know it.
     """
-    found = {option.name: option for option in options_of(kind)}
 
     def add(command: _Command) -> _Command:
-        for name in reversed(names):
-            command = _option(found[name])(command)
+        for option in reversed(own_first(kind)):
+            if option.name not in (*but, "token"):
+                command = _option(option)(command)
         return command
 
     return add

@@ -6,7 +6,7 @@ service is held against it, ``phos`` and ``phos-tui`` offer it, and dbus.md show
 
 from typing import Annotated, Literal, TypedDict
 
-from phosd.interface.model import Said
+from phosd.interface.model import Option, Said, options_of
 
 Operation = Literal[
     "checkpoint",
@@ -84,6 +84,12 @@ class StopOptions(QueueOptions, total=False):
             feature="safe-points",
         ),
     ]
+
+
+def own_first(kind: type) -> list[Option]:
+    """Return the options of a call, those last that every job may have."""
+    common = {option.name for option in options_of(StopOptions)}
+    return sorted(options_of(kind), key=lambda option: option.name in common)
 
 
 class CheckpointOptions(StopOptions, total=False):

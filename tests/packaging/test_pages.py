@@ -8,13 +8,13 @@ import shlex
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from xml.etree import ElementTree
 
 import click
 import pytest
 
 from phosd.cli.main import main as phos
 from phosd.cli.main import named
+from phosd.interface.methods import INTERFACES
 from phosd.service.main import parser as phosd_parser
 from phosd.tui.main import main as phos_tui
 
@@ -169,15 +169,11 @@ def check_busctl(words: list[str]) -> None:
     rest = [word for word in words[1:] if not word.startswith("-")]
     if len(rest) < 5 or rest[1] != "org.phos":
         return
-    kind = {"call": "method", "get-property": "property"}[rest[0]]
-    tree = ElementTree.parse(DOCS / "reference/dbus" / f"{rest[3]}.xml")
-    member = tree.find(f".//{kind}[@name='{rest[4]}']")
-    assert member is not None, words
-    if kind == "method":
-        signature = "".join(
-            a.attrib["type"] for a in member.findall("arg") if a.get("direction") == "in"
-        )
-        assert rest[5] == signature, words
+    (interface,) = (each for each in INTERFACES if each.name == rest[3])
+    if rest[0] == "call":
+        assert rest[5] == interface.method(rest[4]).signature, words
+    else:
+        assert rest[4] in {each.name for each in interface.properties}, words
 
 
 _CHECKS = {

@@ -25,7 +25,7 @@ def interval(text: str) -> float:
 
 @command()
 @click.argument("pid", type=options.PID)
-@options.stated(CheckpointOptions, "mode", "fallback")
+@options.stated(CheckpointOptions, but=("parent", "then", "in_memory", "every", "keep", "rehearse"))
 @click.option(
     "--parent",
     type=options.IMAGE,
@@ -33,7 +33,6 @@ def interval(text: str) -> float:
     default="",
     help="Save only what differs from this image; auto: from the latest of this process.",
 )
-@options.stated(CheckpointOptions, "tcp", "release_cached", "durable")
 @click.option(
     "--end",
     "then",
@@ -59,7 +58,6 @@ def interval(text: str) -> float:
     is_flag=True,
     help="Only say what would stand in the way, and in which mode it would be saved.",
 )
-@options.stated(CheckpointOptions, "deadline", "callback_deadline", "without_callbacks", "queue")
 @click.option(
     "--every",
     callback=lambda _, __, text: None if text is None else interval(text),

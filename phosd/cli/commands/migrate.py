@@ -21,9 +21,7 @@ from phosd.interface.options import MigrateOptions
     help="A GPU of this node, by its number or the beginning of its UUID; for a process on several "
     "GPUs, OLD:NEW for each that it leaves.",
 )
-@options.stated(
-    MigrateOptions, "mode", "deadline", "callback_deadline", "without_callbacks", "queue"
-)
+@options.stated(MigrateOptions)
 def migrate(settings: Settings, pid: int, destination: str, **given: Any) -> None:
     """Move process PID and its children to another GPU of this node. It keeps its pid and goes on;
     processes that share device memory with it move along.

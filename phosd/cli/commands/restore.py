@@ -18,7 +18,9 @@ _MOST_CLONES = 1000
 
 @command()
 @click.argument("image", type=options.IMAGE)
-@options.stated(RestoreOptions, "files")
+@options.stated(
+    RestoreOptions, but=("output", "end", "pid_namespace", "clone", "gpu", "cgroups_of")
+)
 @click.option(
     "--output",
     type=click.Path(path_type=Path, dir_okay=False),
@@ -41,7 +43,6 @@ _MOST_CLONES = 1000
     help="Restore N clones (1), each in a pid namespace of its own, while the original runs or "
     "after it has ended. One after the other; if one fails, the others are made all the same.",
 )
-@options.stated(RestoreOptions, "clone_files")
 @click.option(
     "--gpu",
     "gpus",

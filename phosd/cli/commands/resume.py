@@ -20,7 +20,7 @@ from phosd.interface.options import ResumeOptions
     metavar="GPU|OLD:NEW,...",
     help="The GPU to resume on, written as for `phos migrate --to` (default: where it was).",
 )
-@options.stated(ResumeOptions, "queue")
+@options.stated(ResumeOptions, but=("gpu",))
 def resume(settings: Settings, pid: int, **given: Any) -> None:
     """Bring the suspended process PID back, with all that was suspended with it. It goes on where
     it was stopped.

@@ -15,9 +15,7 @@ PLACES = {"memory": "in host memory", "disk": "on disk"}
 
 @command()
 @click.argument("pid", type=options.PID)
-@options.stated(
-    SuspendOptions, "where", "deadline", "callback_deadline", "without_callbacks", "queue"
-)
+@options.stated(SuspendOptions, but=("thaw",))
 def suspend(settings: Settings, pid: int, **given: Any) -> None:
     """Take process PID off its GPUs, with its children and all that share device memory with it.
     It stands still, and keeps its pid and its host memory.

@@ -14,9 +14,7 @@ from phosd.interface.options import SuspendOptions
 @command()
 @click.argument("leaving", metavar="OUT", type=options.PID)
 @click.argument("coming", metavar="IN", type=options.SUSPENDED_PID)
-@options.stated(
-    SuspendOptions, "where", "deadline", "callback_deadline", "without_callbacks", "queue"
-)
+@options.stated(SuspendOptions, but=("thaw",))
 def swap(settings: Settings, leaving: int, coming: int, **given: Any) -> None:
     """Suspend process OUT, and resume the suspended process IN on the GPU that has become free: two
     programs, of which the GPU holds only one, take turns.
