@@ -2,458 +2,297 @@
 
 #include <linux/futex.h>
 #include <phos.h>
-#include <pthread.h>
-#include <signal.h>
-#include <sys/socket.h>
-#include <sys/stat.h>
 #include <sys/syscall.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
-#include <cerrno>
 #include <cstdio>
 #include <cstring>
 #include <mutex>
 
-#include "base/channel.h"
-#include "base/descriptors.h"
 #include "base/process.h"
+#include "control/phosd_socket.h"
+#include "control/safe_point_states.h"
+#include "control/undisturbed.h"
 #include "gate/gate.h"
 #include "memory/contexts.h"
 
 namespace phos::safe_points {
 namespace {
 
-using wire::State;
+using phosd_socket::Daemon;
 
 constexpr int kNoClient = -1;
 constexpr uint64_t kSecond = 1'000'000'000;
-constexpr uint64_t kPatience = 2 * kSecond;   // for phosd to take a connection
 constexpr uint64_t kTalkEnds = 10 * kSecond;  // more than a thread's talk with phosd can take
 constexpr uint64_t kNobodyOpens = 10 * kSecond;
 constexpr uint64_t kLeft = 10 * kSecond;  // an interpreter's thread may be interrupted before it
                                           // could say that it leaves
-constexpr size_t kMaxWaiting = 256;
 
-// A thread's wait. It goes on while the thread is back in the program for a moment, as an
-// interpreter that looks for signals is. `over` is the futex that the thread sleeps on.
+// A thread's wait, whose state the machine has. It goes on while the thread is back in the program
+// for a moment, as an interpreter that looks for signals is.
 struct Wait {
-    uint64_t ticket;  // 0: free
-    uint64_t wish;    // the checkpoint that it asks for, shared with others; 0: none yet
-    uint64_t stops;   // when it began
-    uint64_t until;   // when it counts as left if the thread has not come back
+    uint64_t ticket;
+    uint64_t until;  // when it counts as left if the thread has not come back
     uint32_t then;
     char name[PHOS_NAME_BYTES];  // of the image that it asks for; empty: the program's
-    bool asks;
-    bool in_image;  // it has waited through a stop, so that an image made of that has it
-    std::atomic<int> over;
-    int outcome;
     char why[PHOS_WHY_BYTES];
+    std::atomic<int> over;  // the futex that the thread sleeps on: 1 once the wait has ended
 };
 
-// The daemon that answered at phosd's socket. A phosd that was started anew knows nothing of the
-// wish.
-struct Daemon {
-    dev_t device;
-    ino_t inode;
-    timespec changed;
-    pid_t pid;  // 0: in a pid namespace that this process does not see
+// The latest checkpoint that threads have asked for.
+struct Wish {
+    uint64_t number;
+    uint32_t then;
+    char name[PHOS_NAME_BYTES];
 };
-
-char path_of_socket[sizeof sockaddr_un{}.sun_path];  // written once
-std::atomic<const char*> socket_path{""};            // of phosd; empty before the start
 
 std::mutex mutex;  // guards what follows; never held during a wait or a call that may take long
+Machine machine(kMaxWaiting);
 Wait waits[kMaxWaiting];
 uint64_t last_ticket = 0;
-uint64_t last_wish = 0;
-uint64_t wish = 0;  // the one that phosd knows, or is about to know
-uint32_t wish_then = 0;
-char wish_name[PHOS_NAME_BYTES];
-bool wish_told = false;
-Daemon daemon{};
-bool telling = false;  // a thread talks to phosd
-bool away = false;     // detached
-int wanted_by = kNoClient;
-bool refused = false;
+Wish wish{};
+Daemon daemon{};  // that was told of it
+int client_that_wants = kNoClient;
 char refusal[sizeof wire::ProgramState{}.reason];
-uint64_t stops = 0;
-// The process's start time when it was detached: a restored one has another.
-uint64_t started_at = 0;
-uint64_t woken_at = 0;  // of a restored process whose gate nobody has opened yet; 0: none
+uint64_t started_at = 0;  // the process's start when it was detached: a restored one has another
+uint64_t woken_at = 0;    // of the process that was restored last
 
 // What the program may look at as often as it likes.
 std::atomic<bool> wanted{false};
 std::atomic<bool> declared{false};
 
-// Held while a thread of the program has the mutex or a socket: it is not cancelled, and no signal
-// handler runs, out of which it might jump. Its errno stays as it was.
-class Undisturbed {
+// Held while the machine is told of something. At its end the threads whose waits have ended by
+// that are woken, so that no end is forgotten, and have the reason in `why`.
+class Turn {
   public:
-    Undisturbed() {
-        pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel_);
-        sigset_t all;
-        sigfillset(&all);
-        pthread_sigmask(SIG_SETMASK, &all, &signals_);
+    Turn() = default;
+    ~Turn() {
+        wanted.store(machine.has_client(), std::memory_order_relaxed);
+        for (size_t i = 0; i < kMaxWaiting; ++i)
+            if (machine.ended(i) && !waits[i].over.load(std::memory_order_relaxed)) wake(waits[i]);
     }
-    ~Undisturbed() {
-        pthread_sigmask(SIG_SETMASK, &signals_, nullptr);
-        pthread_setcancelstate(cancel_, nullptr);
-    }
-    Undisturbed(const Undisturbed&) = delete;
-    Undisturbed& operator=(const Undisturbed&) = delete;
+    Turn(const Turn&) = delete;
+    Turn& operator=(const Turn&) = delete;
+    const char* why = "";
 
   private:
-    KeepErrno errno_;
-    int cancel_ = 0;
-    sigset_t signals_;
+    void wake(Wait& wait) const {
+        std::snprintf(wait.why, sizeof wait.why, "%s", why);
+        wait.over.store(1, std::memory_order_release);
+        syscall(SYS_futex, &wait.over, FUTEX_WAKE | FUTEX_PRIVATE_FLAG, 1, nullptr, nullptr, 0);
+    }
+    const std::lock_guard<std::mutex> lock_{mutex};
 };
 
-Wait* find(uint64_t ticket) {
-    for (Wait& wait : waits)
-        if (ticket && wait.ticket == ticket) return &wait;
-    return nullptr;
-}
+// The rest of this part is called with a Turn.
 
-bool going_on(const Wait& wait) {
-    return wait.ticket && !wait.over.load(std::memory_order_relaxed);
-}
-
-void end(Wait& wait, int outcome, const char* why = "") {
-    wait.outcome = outcome;
-    std::snprintf(wait.why, sizeof wait.why, "%s", why);
-    wait.over.store(1, std::memory_order_release);
-    syscall(SYS_futex, &wait.over, FUTEX_WAKE | FUTEX_PRIVATE_FLAG, 1, nullptr, nullptr, 0);
-}
-
-void forget_wish() {
-    wish = 0;
-    wish_told = false;
-}
-
-void end_wish(int outcome, const char* why) {
-    for (Wait& wait : waits)
-        if (going_on(wait) && wait.asks && wait.wish == wish) end(wait, outcome, why);
-    forget_wish();
+bool gate_is_open() {
+    return gate::state() == wire::State::running;
 }
 
 // Lets the threads at a safe point go on, if nobody waits for it any more.
 void release() {
-    if (wanted_by != kNoClient || away || woken_at || gate::state() != State::running) return;
-    for (Wait& wait : waits)
-        if (going_on(wait) && !wait.asks)
-            end(wait, wait.stops == stops ? PHOS_NOTHING : PHOS_STOPPED);
+    machine.happens(Event::goes_on, gate_is_open());
 }
 
-void restored() {
-    woken_at = 0;
-    forget_wish();
-    for (Wait& wait : waits) {
-        wait.wish = 0;  // who has begun since asks anew
-        if (going_on(wait) && wait.in_image) end(wait, PHOS_RESTORED);
-    }
-}
-
-void not_wanted() {
-    wanted_by = kNoClient;
-    wanted.store(false, std::memory_order_relaxed);
+// Returns the place of a ticket; kMaxWaiting if there is no such ticket.
+size_t place_of(uint64_t ticket) {
+    for (size_t i = 0; i < kMaxWaiting; ++i)
+        if (machine.wait(i) != State::free && waits[i].ticket == ticket) return i;
+    return kMaxWaiting;
 }
 
 bool wish_is(uint32_t then, const char* name) {
-    return wish && wish_then == then && std::strcmp(wish_name, name) == 0;
+    return machine.has_wish() && wish.then == then && std::strcmp(wish.name, name) == 0;
 }
 
-// Gives the wait a wish, unless there is another one that it cannot share.
-void join(Wait& wait) {
-    if (!wish) {
-        wish = ++last_wish;
-        wish_then = wait.then;
-        std::memcpy(wish_name, wait.name, sizeof wish_name);
+// Gives the thread a share in the wish, unless that is for something else.
+void join(size_t thread) {
+    const Wait& wait = waits[thread];
+    const bool first = !machine.has_wish();
+    if (!machine.joins(thread, wish_is(wait.then, wait.name)) || !first) return;
+    ++wish.number;
+    wish.then = wait.then;
+    std::memcpy(wish.name, wait.name, sizeof wish.name);
+}
+
+int outcome_of(State state) {
+    switch (state) {
+        case State::saved:
+            return PHOS_SAVED;
+        case State::restored:
+            return PHOS_RESTORED;
+        case State::stopped:
+            return PHOS_STOPPED;
+        case State::failed:
+            return PHOS_FAILED;
+        default:
+            return PHOS_NOTHING;
     }
-    if (wish_is(wait.then, wait.name)) wait.wish = wish;
-}
-
-// Returns whether the thread is to tell phosd of its wish: one of those that share it does.
-bool tells(const Wait& wait) {
-    if (!going_on(wait) || !wish || wait.wish != wish) return false;
-    if (wish_told || telling || away || woken_at) return false;
-    return telling = true;
 }
 
 // The rest of this part runs without the mutex, in threads of the program.
 
-bool look_at_socket(Daemon* found) {
-    struct stat info{};
-    if (lstat(socket_path.load(), &info) != 0 || !S_ISSOCK(info.st_mode) ||
-        (info.st_uid != 0 && info.st_uid != geteuid()))
-        return false;
-    *found = {info.st_dev, info.st_ino, info.st_ctim, 0};
-    return true;
-}
-
-bool is_gone(const Daemon& known) {
-    Daemon now{};
-    if (!look_at_socket(&now)) return true;
-    const bool same = now.device == known.device && now.inode == known.inode &&
-                      now.changed.tv_sec == known.changed.tv_sec &&
-                      now.changed.tv_nsec == known.changed.tv_nsec;
-    return !same || (known.pid > 0 && kill(known.pid, 0) != 0 && errno == ESRCH);
-}
-
-// Connects to phosd. Returns -1 if nobody is there. Does not wait for a phosd that stands still,
-// nor longer than `patience` for one that is busy.
-int connect_to(Daemon* found, uint64_t patience) {
-    sockaddr_un address{};
-    address.sun_family = AF_UNIX;
-    if (!look_at_socket(found)) return -1;
-    std::snprintf(address.sun_path, sizeof address.sun_path, "%s", socket_path.load());
-    const int connection =
-        descriptors::keep(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-    if (connection < 0) return -1;
-    channel::refuse_descriptors(connection);
-    const uint64_t until = monotonic_ns() + patience;
-    ucred who{};
-    socklen_t size = sizeof who;
-    while (connect(connection, reinterpret_cast<sockaddr*>(&address), sizeof address) != 0) {
-        const bool full = errno == EAGAIN || errno == EINTR;  // its queue of connections
-        if (!full || monotonic_ns() > until || !descriptors::is_ours(connection)) {
-            descriptors::release(connection);
-            return -1;
-        }
-        pause_for(10'000'000);
-    }
-    if (getsockopt(connection, SOL_SOCKET, SO_PEERCRED, &who, &size) != 0 ||
-        (who.uid != 0 && who.uid != geteuid())) {
-        descriptors::release(connection);
-        return -1;
-    }
-    found->pid = who.pid;
-    return connection;
-}
-
-// Tells phosd of a wish. Returns PHOS_WAITING if phosd has heard it.
-int tell(uint64_t number, uint32_t then, const char* name, Daemon* found, char* why, size_t size) {
-    const int connection = connect_to(found, kPatience);
-    if (connection < 0) return PHOS_NOTHING;
-    struct {
-        wire::ProgramWish wish;
-        char name[PHOS_NAME_BYTES];
-    } said{{number, then, static_cast<uint32_t>(std::strlen(name))}, {}};
-    std::memcpy(said.name, name, said.wish.name_size);
-    const wire::Header header{wire::kMagic,
-                              wire::kVersion,
-                              static_cast<uint16_t>(wire::Type::program),
-                              1,
-                              0,
-                              static_cast<uint32_t>(sizeof said.wish) + said.wish.name_size,
-                              0};
-    channel::Message reply;
-    int outcome = PHOS_FAILED;
-    std::snprintf(why, size, "Timeout: phosd does not answer at %s", socket_path.load());
-    if (channel::send(connection, header, &said, {}) && channel::receive(connection, &reply)) {
-        if (reply.header.status == static_cast<uint32_t>(wire::Status::ok))
-            outcome = PHOS_WAITING;
-        else
-            std::snprintf(why, size, "%.*s", static_cast<int>(reply.payload.size()),
-                          reinterpret_cast<const char*>(reply.payload.data()));
-    }
-    for (const int descriptor : reply.descriptors) descriptors::release(descriptor);
-    descriptors::release(connection);
-    return outcome;
-}
-
-void tell_phosd_of(uint64_t number, uint32_t then, const char* name) {
+void tell_phosd_of(const Wish& told) {
     Daemon found{};
     char why[PHOS_WHY_BYTES] = "";
-    const int outcome = tell(number, then, name, &found, why, sizeof why);
-    const std::lock_guard lock(mutex);
-    telling = false;
-    if (wish != number) return;  // all who asked have left meanwhile, or it was answered already
-    if (outcome != PHOS_WAITING) {
-        end_wish(outcome, why);
-        return;
-    }
-    daemon = found;
-    wish_told = true;
+    const int outcome =
+        phosd_socket::tell(told.number, told.then, told.name, &found, why, sizeof why);
+    Turn turn;
+    turn.why = why;
+    // It changes nothing if all who asked have left meanwhile, or if it was answered already.
+    machine.happens(outcome == PHOS_WAITING   ? Event::heard
+                    : outcome == PHOS_NOTHING ? Event::nobody_there
+                                              : Event::not_heard);
+    if (machine.wish() == State::told) daemon = found;
 }
 
 void look_for_phosd(uint64_t number, const Daemon& known) {
-    if (!is_gone(known)) return;
-    const std::lock_guard lock(mutex);
-    if (wish == number && wish_told && !away && !woken_at)
-        end_wish(PHOS_FAILED,
-                 "NoSuchProcess: phosd ended, or was restarted, while it was to save this "
-                 "process; `phos images` tells whether the image is complete");
+    if (!phosd_socket::is_gone(known)) return;
+    Turn turn;
+    turn.why =
+        "NoSuchProcess: phosd ended, or was restarted, while it was to save this process; "
+        "`phos images` tells whether the image is complete";
+    if (wish.number == number) machine.happens(Event::phosd_lost);
 }
 
-// The first part of a wait: asks phosd, if it is for this thread to do. Null if there is no such
-// ticket.
-const Wait* begin_to_wait(uint64_t ticket, int milliseconds) {
+// The first part of a wait: asks phosd, if it is for this thread to do. Returns the place of the
+// ticket, as place_of().
+size_t begin_to_wait(uint64_t ticket, int milliseconds) {
     const Undisturbed thread;
-    uint64_t number = 0;
-    uint32_t then = 0;
-    char name[PHOS_NAME_BYTES];
-    Wait* wait = nullptr;
+    Wish told{};
+    size_t place = kMaxWaiting;
     {
-        const std::lock_guard lock(mutex);
-        wait = find(ticket);
-        if (!wait) return nullptr;
-        wait->until = monotonic_ns() + static_cast<uint64_t>(milliseconds) * 1'000'000 + kLeft;
-        if (going_on(*wait) && wait->asks && !wait->wish) join(*wait);
+        const Turn turn;
+        place = place_of(ticket);
+        if (place == kMaxWaiting) return place;
+        waits[place].until =
+            monotonic_ns() + static_cast<uint64_t>(milliseconds) * 1'000'000 + kLeft;
+        join(place);
         release();
-        if (!tells(*wait)) return wait;
-        number = wait->wish;
-        then = wait->then;
-        std::memcpy(name, wait->name, sizeof name);
+        if (!machine.tells(place)) return place;
+        told = wish;
     }
-    tell_phosd_of(number, then, name);
-    return wait;
+    tell_phosd_of(told);
+    return place;
 }
 
 // The last part: looks whether phosd still knows of it.
-int outcome_of(const Wait& wait, char* why, size_t size) {
+int end_of_wait(size_t place, char* why, size_t size) {
     const Undisturbed thread;
     Daemon known{};
     uint64_t number = 0;
     {
-        const std::lock_guard lock(mutex);
-        const bool waits = going_on(wait) && wait.wish && wait.wish == wish && wish_told;
-        if (waits && !away && !woken_at && gate::state() == State::running) number = wish;
+        const Turn turn;
+        if (machine.depends_on_phosd(place, gate_is_open())) number = wish.number;
         known = daemon;
     }
     if (number) look_for_phosd(number, known);
-    const std::lock_guard lock(mutex);
-    if (going_on(wait)) return PHOS_WAITING;
-    if (why && size) std::snprintf(why, size, "%s", wait.why);
-    return wait.outcome;
+    const Turn turn;
+    if (machine.waiting(place)) return PHOS_WAITING;
+    if (why && size) std::snprintf(why, size, "%s", waits[place].why);
+    return outcome_of(machine.wait(place));
 }
 
 }  // namespace
 
-void start(const std::string& runtime_folder) {
-    const std::string path = runtime_folder + "/program.sock";
-    if (path.size() >= sizeof path_of_socket) return;  // phosd cannot listen there either
-    std::memcpy(path_of_socket, path.c_str(), path.size() + 1);
-    socket_path = path_of_socket;
-}
-
-bool call_phosd() {
-    Daemon found{};
-    const int connection = connect_to(&found, 0);
-    if (connection < 0) return false;
-    descriptors::release(connection);
-    return true;
-}
-
 wire::ProgramState state() {
-    const std::lock_guard lock(mutex);
+    const Turn turn;
     wire::ProgramState said{};
     said.declared = declared.load(std::memory_order_relaxed);
-    said.refused = refused;
-    said.wish = wish;
+    said.refused = machine.was_refused();
+    said.wish = machine.has_wish() ? wish.number : 0;
     std::memcpy(said.reason, refusal, sizeof said.reason);
     const uint64_t now = monotonic_ns();
-    for (const Wait& wait : waits) said.waiting += going_on(wait) && now < wait.until;
+    for (size_t i = 0; i < kMaxWaiting; ++i)
+        said.waiting += machine.waiting(i) && now < waits[i].until;
     return said;
 }
 
 void want(int client) {
-    const std::lock_guard lock(mutex);
-    wanted_by = client;
-    refused = false;
+    const Turn turn;
+    client_that_wants = client;
     refusal[0] = 0;
-    wanted.store(true, std::memory_order_relaxed);
+    machine.happens(Event::wants);
 }
 
 void client_lost(int client) {
-    const std::lock_guard lock(mutex);
-    if (client != wanted_by) return;
-    not_wanted();
+    const Turn turn;
+    if (client != client_that_wants) return;
+    client_that_wants = kNoClient;
+    machine.happens(Event::wants_no_more);
     release();
 }
 
 void pass() {
-    const std::lock_guard lock(mutex);
-    if (away || woken_at || gate::state() != State::running) return;
-    for (Wait& wait : waits)
-        if (going_on(wait) && !wait.asks) end(wait, PHOS_NOTHING);
+    const Turn turn;
+    machine.happens(Event::passes, gate_is_open());
 }
 
 void answer(const wire::ProgramAsk& told) {
     char text[PHOS_WHY_BYTES];
     std::snprintf(text, sizeof text, "%.*s", static_cast<int>(sizeof told.text), told.text);
     const bool saved = told.outcome == PHOS_SAVED;
-    const std::lock_guard lock(mutex);
-    for (Wait& wait : waits) {
-        if (!going_on(wait) || !wait.asks) continue;
-        const bool same = wait.then == told.then && std::strcmp(wait.name, text) == 0;
-        const bool meant = told.wish ? wait.wish == told.wish : saved && same;
-        if (!meant) continue;
-        if (!saved)
-            end(wait, PHOS_FAILED, text);
-        else if (wait.in_image)
-            end(wait, PHOS_SAVED);
-        else if (wait.wish == told.wish)
-            wait.wish = 0;  // it came after the stop: it asks anew
+    Turn turn;
+    if (told.wish) {
+        if (!saved) turn.why = text;
+        if (machine.has_wish() && told.wish == wish.number)
+            machine.happens(saved ? Event::saves : Event::fails);
+        return;
     }
-    if (!wish) return;
-    const bool still = std::any_of(std::begin(waits), std::end(waits), [](const Wait& wait) {
-        return going_on(wait) && wait.wish == wish;
-    });
-    if (told.wish == wish || !still) forget_wish();
+    for (size_t i = 0; saved && i < kMaxWaiting; ++i)
+        if (waits[i].then == told.then && std::strcmp(waits[i].name, text) == 0)
+            machine.happens_to(i, Event::saves_too);
 }
 
 void stopped() {
-    const std::lock_guard lock(mutex);
-    ++stops;
-    for (Wait& wait : waits) wait.in_image = wait.in_image || going_on(wait);
+    const Turn turn;
+    machine.happens(Event::stops);
 }
 
 bool detach() {
     {
-        const std::lock_guard lock(mutex);
-        away = true;
+        const Turn turn;
+        machine.happens(Event::detaches);
     }
+    const uint64_t start = began(getpid());
     const uint64_t until = monotonic_ns() + kTalkEnds;
-    for (;;) {
-        {
-            const std::lock_guard lock(mutex);
-            if (!telling) break;
-            if (monotonic_ns() > until) {
-                away = false;
-                return false;
-            }
+    for (;; pause_for(1'000'000)) {
+        const Turn turn;
+        if (machine.happens(Event::has_detached)) {
+            started_at = start;
+            client_that_wants = kNoClient;
+            return true;
         }
-        pause_for(1'000'000);
+        if (monotonic_ns() > until) {
+            machine.happens(Event::cannot_detach);
+            return false;
+        }
     }
-    stopped();
-    const std::lock_guard lock(mutex);
-    started_at = began(getpid());
-    not_wanted();  // its connection ends now
-    return true;
 }
 
 void awake() {
     const uint64_t now_started_at = began(getpid());
-    const std::lock_guard lock(mutex);
-    away = false;
-    if (now_started_at != started_at) woken_at = monotonic_ns();
+    const Turn turn;
+    const bool is_restored = now_started_at != started_at;
+    if (is_restored) woken_at = monotonic_ns();
+    machine.happens(is_restored ? Event::wakes_restored : Event::wakes);
     release();
 }
 
 void gate_opened() {
-    const std::lock_guard lock(mutex);
-    if (woken_at) restored();
+    const Turn turn;
+    machine.happens(Event::gate_opens);
     release();
 }
 
 void tidy() {
-    const std::lock_guard lock(mutex);
+    const Turn turn;
     // A phosd that was killed has left the restored program running.
-    if (woken_at && gate::state() == State::running && monotonic_ns() > woken_at + kNobodyOpens)
-        restored();
+    if (monotonic_ns() > woken_at + kNobodyOpens)
+        machine.happens(Event::nobody_opens, gate_is_open());
     release();
 }
 
@@ -482,10 +321,9 @@ void phos_program_declare(int has_safe_points) {
 void phos_program_refuse(const char* why) {
     if (!active()) return;
     const Undisturbed thread;
-    const std::lock_guard lock(mutex);
-    if (wanted_by == kNoClient) return;
-    refused = true;
-    std::snprintf(refusal, sizeof refusal, "%s", why ? why : "");
+    const Turn turn;
+    if (machine.happens(Event::refuses))
+        std::snprintf(refusal, sizeof refusal, "%s", why ? why : "");
 }
 
 uint64_t phos_program_begin(int kind, int then) {
@@ -500,56 +338,49 @@ uint64_t phos_program_begin_named(int kind, int then, const char* name) {
     const bool asks = kind != PHOS_AT_SAFE_POINT;
     const bool capturing = contexts::captures() != 0;
     if (capturing && !asks) return 0;  // no safe point: no stream can be saved now
-    const std::lock_guard lock(mutex);
+    Turn turn;
     if (kind == PHOS_JOINS && (too_long || !wish_is(static_cast<uint32_t>(then), name))) return 0;
-    for (Wait& wait : waits) {
-        if (wait.ticket) continue;
-        wait.ticket = ++last_ticket;
-        wait.wish = kind == PHOS_JOINS ? wish : 0;
-        wait.stops = stops;
-        wait.until = monotonic_ns() + kLeft;
-        wait.then = static_cast<uint32_t>(then);
-        std::snprintf(wait.name, sizeof wait.name, "%s", name);
-        wait.asks = asks;
-        wait.in_image = false;
-        wait.over.store(0, std::memory_order_relaxed);
-        if (asks && !wait.wish && !capturing && !too_long) join(wait);
-        if (too_long)
-            end(wait, PHOS_FAILED, "InvalidOption: the name of an image has at most 63 characters");
-        else if (capturing)
-            end(wait, PHOS_FAILED,
-                "Unsupported: a stream capture is under way; ask when it has ended");
-        return wait.ticket;
+    size_t place = 0;
+    while (!machine.happens_to(place, asks ? Event::comes_to_ask : Event::comes_to_point))
+        if (++place == kMaxWaiting) return 0;
+    Wait& wait = waits[place];
+    wait.ticket = ++last_ticket;
+    wait.until = monotonic_ns() + kLeft;
+    wait.then = static_cast<uint32_t>(then);
+    std::snprintf(wait.name, sizeof wait.name, "%s", name);
+    wait.over.store(0, std::memory_order_relaxed);
+    if (too_long || capturing) {
+        turn.why = too_long ? "InvalidOption: the name of an image has at most 63 characters"
+                            : "Unsupported: a stream capture is under way; ask when it has ended";
+        machine.happens_to(place, Event::cannot_ask);
+    } else {
+        join(place);
     }
-    return 0;
+    return wait.ticket;
 }
 
 int phos_program_wait(uint64_t ticket, int milliseconds, char* why, size_t size) {
     if (!active()) return PHOS_NOTHING;
     milliseconds = std::clamp(milliseconds, 0, 60'000);
-    const Wait* const wait = begin_to_wait(ticket, milliseconds);
-    if (!wait) return PHOS_NOTHING;
-    if (!wait->over.load(std::memory_order_acquire)) {
+    const size_t place = begin_to_wait(ticket, milliseconds);
+    if (place == kMaxWaiting) return PHOS_NOTHING;
+    std::atomic<int>& over = waits[place].over;
+    if (!over.load(std::memory_order_acquire)) {
         const KeepErrno keep;
         const timespec time{milliseconds / 1000, milliseconds % 1000 * 1'000'000l};
         // Returns early for a signal, which an interpreter looks at then.
-        syscall(SYS_futex, &wait->over, FUTEX_WAIT | FUTEX_PRIVATE_FLAG, 0, &time, nullptr, 0);
+        syscall(SYS_futex, &over, FUTEX_WAIT | FUTEX_PRIVATE_FLAG, 0, &time, nullptr, 0);
     }
-    return outcome_of(*wait, why, size);
+    return end_of_wait(place, why, size);
 }
 
 void phos_program_leave(uint64_t ticket) {
     if (!active()) return;
     const Undisturbed thread;
-    const std::lock_guard lock(mutex);
-    Wait* const wait = find(ticket);
-    if (!wait) return;
-    const uint64_t left = wait->wish;
-    wait->ticket = 0;
-    if (!left || left != wish) return;
-    for (const Wait& other : waits)
-        if (going_on(other) && other.wish == left) return;
-    forget_wish();  // phosd's job finds that nobody wants it any more
+    const Turn turn;
+    // If nobody shares the wish any more, phosd's job finds that it is gone.
+    if (const size_t place = place_of(ticket); place != kMaxWaiting)
+        machine.happens_to(place, Event::leaves);
 }
 }
 #pragma GCC visibility pop

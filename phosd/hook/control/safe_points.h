@@ -5,15 +5,9 @@
 
 #include <string>
 
-#include "base/outcome.h"
 #include "protocol/wire.h"
 
 namespace phos::safe_points {
-
-void start(const std::string& runtime_folder);
-// Connects to phosd, which then makes the folder for the sockets of this user's hooks. False if it
-// is not there.
-bool call_phosd();
 
 wire::ProgramState state();
 // A client waits for a safe point from now on, until client_lost() or the next stop has ended.

@@ -21,6 +21,7 @@
 #include "base/process.h"
 #include "control/closing_pipe.h"
 #include "control/handlers.h"
+#include "control/phosd_socket.h"
 #include "control/safe_points.h"
 #include "control/socket_folder.h"
 #include "cow/session.h"
@@ -232,7 +233,7 @@ void try_listen() {
         const uint64_t now = monotonic_ns();
         if (now < next_call) return;
         next_call = now + 1'000'000'000;
-        if (safe_points::call_phosd()) wary_until = now + 200'000'000;
+        if (phosd_socket::call()) wary_until = now + 200'000'000;
         return;
     }
     listener = channel::listen_at(socket_folder::path_of(".sock"));
@@ -361,7 +362,7 @@ void start() {
     const char* runtime = secure_getenv("PHOS_RUNTIME_DIR");
     const std::string place = runtime && *runtime ? runtime : "/run/phos";
     socket_folder::look_in(place + "/hook");
-    safe_points::start(place);
+    phosd_socket::look_in(place);
     legacy_ipc::attach();
     // Signals of the program are not delivered to this thread.
     sigset_t all;
