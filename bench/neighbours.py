@@ -124,8 +124,11 @@ def by_phosd(node: Node, way: str) -> Callable[[int], object]:
 
     def gate(pid: int) -> None:
         group = discover_group(pid, node.config.runtime_dir, lambda tree: None)
-        with group as found, closed_gates(found.links, Progress()):
-            time.sleep(0.05)
+        progress = Progress()
+        with group as found:
+            progress.about_to_touch(found.affected)
+            with closed_gates(found.links, progress):
+                time.sleep(0.05)
 
     options = CheckpointOptions(mode="concurrent" if way == _ON_WRITE else way)
     return gate if way == "gate" else lambda pid: checkpoint(node, pid, options, Progress())

@@ -13,7 +13,7 @@ from typing import Annotated
 import msgspec
 
 from phosd.engine.hook_client.link import LONGEST_WAIT, GateState, HookLink
-from phosd.engine.job.cancellation import Cancellation
+from phosd.engine.job.progress import Progress
 from phosd.engine.job.rollback import Undo
 from phosd.engine.system import standstill
 from phosd.errors import Busy, NoSuchProcess
@@ -44,28 +44,28 @@ as long and the gates close anew. Compiling a kernel is such a call.
 
 @contextmanager
 def closed_gates(
-    links: Sequence[HookLink], cancellation: Cancellation, deadline: float = DEADLINE
+    links: Sequence[HookLink], progress: Progress, deadline: float = DEADLINE
 ) -> Iterator[None]:
     """Keep all gates sealed inside: all devices are idle, and no thread is in the driver.
 
     Raises :class:`Busy` if that is not reached within ``deadline`` seconds; the gates are then open
-    again. A process that dies inside causes no error here, as it has no gate to open.
+    again. Raises :class:`Internal` if the operation's record does not name a process. A process
+    that dies inside causes no error here, as it has no gate to open.
     """
     with Undo() as undo:
-        close_gates(links, cancellation, deadline, undo)
+        close_gates(links, progress, deadline, undo)
         yield
 
 
-def close_gates(
-    links: Sequence[HookLink], cancellation: Cancellation, deadline: float, undo: Undo
-) -> None:
+def close_gates(links: Sequence[HookLink], progress: Progress, deadline: float, undo: Undo) -> None:
     """Close the gates as :func:`closed_gates` does, until ``undo`` opens them."""
+    progress.require_named(link.pid for link in links)
     for link in links:
         undo.add(open_gate, link)
     give_up = time.monotonic() + deadline
     while True:
-        _settle(links, cancellation, deadline, give_up)
-        inside = _seal(links, cancellation)
+        _settle(links, progress, deadline, give_up)
+        inside = _seal(links, progress)
         if not inside:
             return
         if time.monotonic() > give_up:
@@ -78,16 +78,14 @@ def close_gates(
         time.sleep(_SEAL_SECONDS)
 
 
-def _settle(
-    links: Sequence[HookLink], cancellation: Cancellation, deadline: float, give_up: float
-) -> None:
+def _settle(links: Sequence[HookLink], progress: Progress, deadline: float, give_up: float) -> None:
     """Close all gates, and wait until no process submits work and all devices are idle."""
     wait = LONGEST_WAIT if len(links) == 1 else _WAIT_AMONG
     for_peers = dict.fromkeys((link.pid for link in links), 0)
     busy: set[int] = set()
     rounds = 0
     while True:
-        cancellation.check()  # also before the first look: most gates are closed by that
+        progress.check()  # also before the first look: most gates are closed by that
         states = {
             link.pid: link.close_gate(deadline + _GRACE, wait=wait, for_peers=for_peers[link.pid])
             for link in links
@@ -108,7 +106,7 @@ def _settle(
         time.sleep(_POLL)
 
 
-def _seal(links: Sequence[HookLink], cancellation: Cancellation) -> list[int]:
+def _seal(links: Sequence[HookLink], progress: Progress) -> list[int]:
     """Hold all other calls into the driver, too, and wait until no thread is in one, for a while.
 
     Returns the processes in which one still is. Only when all are settled: what one process asks
@@ -118,7 +116,7 @@ def _seal(links: Sequence[HookLink], cancellation: Cancellation) -> list[int]:
     while inside := [link.pid for link in links if link.seal_gate()]:
         if time.monotonic() > end:
             break
-        cancellation.check()
+        progress.check()
         time.sleep(_POLL)
     return inside
 

@@ -9,6 +9,7 @@ from phosd.engine.job.affected import AffectedSet
 from phosd.engine.job.cancellation import Cancellation
 from phosd.engine.job.experience import KernelMark
 from phosd.engine.job.figures import Figures
+from phosd.errors import Internal
 
 
 @dataclass
@@ -50,6 +51,7 @@ class Progress(Cancellation):
     """What the operation has made, if that is complete before the operation is."""
     recorder: Callable[[AffectedSet], None] | None = None
     """Writes the record of affected processes, for the phosd that finds this job interrupted."""
+    _named: frozenset[int] = field(default=frozenset(), init=False)
     _counting: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
     _told: threading.Event = field(default_factory=threading.Event, init=False, repr=False)
 
@@ -75,6 +77,18 @@ class Progress(Cancellation):
         """
         if self.recorder is not None:
             self.recorder(affected)
+        self._named = frozenset(process.pid for process in affected.processes)
+
+    def require_named(self, pids: Iterable[int]) -> None:
+        """Raise :class:`~phosd.errors.Internal` before a process is stopped that the last record
+        does not name (invariant 3): nobody would let it go on if phosd ended now.
+        """
+        if unnamed := set(pids) - self._named:
+            raise Internal(
+                f"the gate of process {min(unnamed)} would be closed before the journal names the "
+                "process (invariant 3)",
+                hint="it goes on; this is a defect of phosd",
+            )
 
     def note(self, text: str) -> None:
         """Add a text for the reader of the job."""
@@ -153,6 +167,9 @@ class Beside(Progress):
 
     def note(self, text: str) -> None:
         self._operation.note(text)
+
+    def require_named(self, pids: Iterable[int]) -> None:
+        self._operation.require_named(pids)
 
     def check(self) -> None:
         super().check()

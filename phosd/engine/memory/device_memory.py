@@ -18,6 +18,7 @@ from phosd.engine.memory.handing_back import HeldBlock
 from phosd.engine.memory.visible_gpus import VisibleGpus
 from phosd.engine.mover.client.mover import Mover
 from phosd.engine.system.kcmp import same_file
+from phosd.errors import Internal
 
 
 class DeviceMemory:
@@ -31,6 +32,8 @@ class DeviceMemory:
     def __init__(self, movers: MoverProvider, gpus_of: Mapping[int, Sequence[int]]) -> None:
         self._lock = threading.RLock()
         self._exported: dict[tuple[int, int], ExportedBlock] = {}
+        self._listed: dict[int, set[int]] = {}
+        """The ids of the blocks that each process has, as far as is known."""
         self.gpus = VisibleGpus(gpus_of)
         self.adopted = AdoptedBlocks(movers, self._lock)
         self.watchers = FreeWatchers(gpus_of.keys(), self._freed, self._ended)
@@ -72,9 +75,11 @@ class DeviceMemory:
     def hold(self, link: HookLink, allocations: Mapping[int, Allocation]) -> None:
         """Add blocks of a process, by block id, that their movers have already."""
         with self._lock:
-            for block in link.list_blocks():
+            blocks = link.list_blocks()
+            for block in blocks:
                 if (allocation := allocations.get(block.id)) is not None:
                     self._hold(link.pid, block, allocation)
+            self._listed[link.pid] = {block.id for block in blocks}
 
     def move(
         self, allocations: Mapping[int, Allocation], gpus: Mapping[int, int]
@@ -121,6 +126,18 @@ class DeviceMemory:
             HeldBlock(each.block.id, each.block.size, each.gpu, each.key, each.descriptor)
             for each in self.of(pid)
         ]
+
+    def not_held(self, pid: int) -> set[int]:
+        """Return the ids of the blocks of a process that have no descriptor here. Raises
+        :class:`Internal` for a process that was not asked what it has.
+        """
+        with self._lock:
+            if pid not in self._listed:
+                raise Internal(
+                    f"it is not known what memory process {pid} has (invariant 2)",
+                    hint="this is a defect of phosd",
+                )
+            return {number for number in self._listed[pid] if (pid, number) not in self._exported}
 
     def shared(self) -> list[ExportedBlock]:
         """Return the blocks that programs exported or imported: other processes may write them."""
@@ -172,6 +189,7 @@ class DeviceMemory:
         self.watchers.unwatch()
         with self._lock:
             self._release(list(self._exported))
+            self._listed.clear()
 
     def _take(self, link: HookLink, blocks: Sequence[HookBlock]) -> None:
         self._keep_only(link.pid, blocks)
@@ -187,6 +205,7 @@ class DeviceMemory:
         ]
         if wanted:
             self.adopted.adopt(self._export(link, wanted[0] - 1))
+        self._listed[link.pid] = {block.id for block in blocks}
 
     def _keep_only(self, pid: int, blocks: Iterable[HookBlock]) -> None:
         alive = {(pid, block.id) for block in blocks}
@@ -257,6 +276,8 @@ class DeviceMemory:
 
     def _release(self, which: Iterable[tuple[int, int]]) -> None:
         gone = [self._exported.pop(k) for k in which]
+        for exported in gone:  # the program has freed them, or they are exported anew
+            self._listed.get(exported.pid, set()).discard(exported.block.id)
         still = {exported.key for exported in self._exported.values()}
         for exported in gone:
             os.close(exported.descriptor)

@@ -44,11 +44,12 @@ def park(links: Sequence[HookLink], memory: DeviceMemory, undo: Undo) -> None:
     """
     away: set[int] = set()
     undo.add(_unguard, links, memory, away)
-    guard(memory)
+    guarded = guard(memory)
     for link in links:
         # If it is stopped, it is not asked: it would park when it goes on, and be left alone then.
         standstill.await_going(link.pid)
         undo.add(_give_back, link, memory, away)
+        _require_two_keepers(link.pid, memory, guarded)
         point(Point.PARKING_PARK)
         away.add(link.pid)
         link.park()
@@ -76,10 +77,11 @@ def _connected(link: HookLink) -> None:
         link.reattach()
 
 
-def guard(memory: DeviceMemory) -> None:
+def guard(memory: DeviceMemory) -> set[tuple[int, int]]:
     """Ask the movers to guard all blocks, so that they outlive this process: one message each.
 
-    Raises :class:`Internal` if a mover is dead: nothing may be parked while only phosd holds it.
+    Returns which are guarded, by (pid, block id). Raises :class:`Internal` if a mover is dead:
+    nothing may be parked while only phosd holds it.
     """
     blocks = memory.all()
     processes = {pid: procfs.process_id(pid) for pid in {exported.pid for exported in blocks}}
@@ -93,6 +95,21 @@ def guard(memory: DeviceMemory) -> None:
         raise Internal(f"no data mover has the memory on GPU {min(nobody)}", hint="try again")
     for mover in movers:
         mover.guard(rows.get(mover.gpu, ()))
+    return {(process.pid, number) for row in rows.values() for process, number, _ in row}
+
+
+def _require_two_keepers(pid: int, memory: DeviceMemory, guarded: set[tuple[int, int]]) -> None:
+    """Raise :class:`Internal` before a process is parked whose memory phosd or a mover does not
+    hold (invariant 2): with one keeper, it would be lost with that.
+    """
+    alone = memory.not_held(pid) | {
+        held.id for held in memory.held(pid) if (pid, held.id) not in guarded
+    }
+    if alone and procfs.process_id(pid) is not None:  # one that has ended parks nothing
+        raise Internal(
+            f"process {pid} would be parked with one keeper of block {min(alone)} (invariant 2)",
+            hint="it was not parked, and goes on; its hook or phosd has a defect",
+        )
 
 
 def _unguard(links: Sequence[HookLink], memory: DeviceMemory, away: set[int]) -> None:

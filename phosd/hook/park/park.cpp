@@ -116,10 +116,14 @@ Listing list(uint64_t after, bool with_descriptors) {
 
 Outcome park() {
     const Lock lock(blocks::mutex);
+    // It would have no keeper (invariant 2).
     for (const auto& [id, block] : blocks::by_id)
-        if (!block.foreign && !block.handed_out && !block.borrowed)
-            return {wire::Status::wrong_state, 0,
-                    "block " + std::to_string(id) + " was never exported to a client"};
+        if (!block.foreign && !block.handed_out && !block.borrowed) {
+            const std::string text =
+                "block " + std::to_string(id) + " was never exported to a client";
+            log::note("not parked: %s", text.c_str());
+            return {wire::Status::wrong_state, 0, text};
+        }
     for (auto& [id, block] : blocks::by_id)
         if (!block.foreign) blocks::keep_buffer_ids(block);
     blocks::mapped = false;

@@ -262,6 +262,8 @@ void parked_memory_comes_back(Client& client) {
     CHECK(client.ask(wire::Type::park).status == wire::Status::wrong_state);
     CHECK(client.close_gate(5000));
     CHECK(client.ask(wire::Type::park).status == wire::Status::wrong_state);  // not exported yet
+    const auto log = client.ask(wire::Type::stats).payload;
+    CHECK(std::string(log.begin(), log.end()).find("not parked: block ") != std::string::npos);
     auto held = client.export_all();
     CHECK(held.size() == blocks.size());
     CHECK(client.hello().never_stopped == 1);

@@ -18,6 +18,7 @@ from tests.node.checkpoint_restore.conftest import Starter
 from tests.node.checkpoint_restore.cycle import AFTER, Undisturbed, bring_back, check
 from tests.support import harness
 from tests.support.harness import wait_until
+from tests.support.records import naming
 from tests.support.rotation import EVERYTHING, SEED
 
 DEADLINE = 5.0
@@ -63,12 +64,13 @@ def test_closing_at_random_instants(
     closings = closings_of(program)
     settled, longest = 0, 0.0
     with discover_group(target.pid, node.config.runtime_dir, lambda tree: None) as group:
+        named = naming(*group.pids)
         assert len(group.links) == (2 if name.endswith("_pair") else 1)
         for _ in range(closings):
             time.sleep(chance.random() * 0.04)
             began = time.monotonic()
             try:
-                with closed_gates(group.links, Progress(), deadline=DEADLINE):
+                with closed_gates(group.links, named, deadline=DEADLINE):
                     longest = max(longest, time.monotonic() - began)
                     assert held(target.position, group.links), "the program went on"
                     settled += 1
@@ -89,8 +91,9 @@ def test_a_device_that_is_never_idle(node: Node, start: Starter) -> None:
     target = start("window", extra={"PHOS_TEST_PACE": "0", "PHOS_SOFTGPU_LATENCY": "0.03"})
     target.wait_for_steps(8)
     with discover_group(target.pid, node.config.runtime_dir, lambda tree: None) as group:
+        named = naming(*group.pids)
         for _ in range(2):
-            with closed_gates(group.links, Progress(), deadline=DEADLINE):
+            with closed_gates(group.links, named, deadline=DEADLINE):
                 assert held(target.position, group.links), "the program went on"
             target.more_steps(8)
     target.kill()

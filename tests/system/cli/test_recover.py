@@ -118,7 +118,9 @@ node = Node(NodeConfig(place / "state", place / "run"))
 found = discover_group({pid}, place / "run", lambda tree: None)
 with found as group, node.kept_memory.of(group) as memory:
     memory.take(group.links)
-    with closed_gates(group.links, Progress()):
+    progress = Progress()
+    progress.about_to_touch(group.affected)
+    with closed_gates(group.links, progress):
         memory.take_all(group.links)
         with parked(group.links, memory):
             os.kill(os.getpid(), 9)

@@ -417,6 +417,50 @@ def test_one_cannot_be_given_its_memory(bench: Bench, monkeypatch: pytest.Monkey
     bench.memory.close()
 
 
+def refused(bench: Bench, *links: Link) -> str:
+    """Why none of them is parked (invariant 2)."""
+    with (
+        pytest.raises(Internal, match="invariant 2") as raised,
+        parked(hooks(*links), bench.memory),
+    ):
+        pytest.fail("one of them is parked")
+    assert raised.value.hint
+    assert all(link.state is HookState.CLOSED for link in links)
+    assert not bench.movers[0].guarded
+    return raised.value.what
+
+
+def test_nothing_is_parked_that_phosd_does_not_hold(bench: Bench) -> None:
+    links = pair(bench)
+    links[1].add(3, BlockFlag(0))
+    bench.take(*links)
+    assert "process 2 would be parked with one keeper of block 3" in refused(bench, *links)
+    links[1].remove(3)
+    bench.take(*links)
+    with parked(hooks(*links), bench.memory):
+        pass
+    bench.memory.close()
+
+
+def test_nothing_is_parked_that_no_mover_guards(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    links = pair(bench)
+    guard = parking.guard
+    monkeypatch.setattr(parking, "guard", lambda memory: guard(memory) - {(1, 2)})
+    assert "process 1 would be parked with one keeper of block 2" in refused(bench, *links)
+    monkeypatch.setattr(procfs, "process_id", lambda pid: None)
+    with parked(hooks(*links), bench.memory):  # what has ended loses nothing
+        pass
+    bench.memory.close()
+
+
+def test_nothing_is_parked_that_was_not_asked_what_it_has(bench: Bench) -> None:
+    links = pair(bench)
+    bench.memory.close()
+    assert "not known what memory process 1 has" in refused(bench, *links)
+
+
 def test_detached_hooks_come_back(bench: Bench) -> None:
     links = [Link(1), Link(2)]
     with pytest.raises(ZeroDivisionError), detached(hooks(*links)):

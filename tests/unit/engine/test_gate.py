@@ -13,9 +13,11 @@ from phosd.engine.hook_client import gate as gate_module
 from phosd.engine.hook_client.gate import closed_gates
 from phosd.engine.hook_client.link import LONGEST_WAIT, GateState, HookLink
 from phosd.engine.hook_client.wire import Type
-from phosd.engine.job.progress import Progress
+from phosd.engine.job.affected import AffectedSet
+from phosd.engine.job.progress import Beside, Progress
 from phosd.errors import Busy, Cancelled, Internal, NoSuchProcess, PhosError, Timeout
 from tests.support.fake_hook import Answer, Request, count, fake_hook, gate
+from tests.support.records import naming
 
 
 class Link:
@@ -78,7 +80,7 @@ def closed(
 
     def run() -> None:
         hooks = [cast(HookLink, link) for link in links]
-        with closed_gates(hooks, progress or Progress(), deadline):
+        with closed_gates(hooks, progress or naming(1, 2, 3), deadline):
             assert not any(link.open for link in links)
             assert all(link.sealed for link in links)
 
@@ -142,7 +144,7 @@ def test_the_program_goes_on_while_a_call_does_not_return(monkeypatch: pytest.Mo
 
 
 def test_cancelled_while_a_call_does_not_return() -> None:
-    link, progress = Link(1, after()), Progress()
+    link, progress = Link(1, after()), naming(1)
 
     def inside() -> Iterator[int]:
         progress.cancel()
@@ -257,7 +259,7 @@ def test_one_fails_while_it_closes(which: int, trouble: PhosError) -> None:
 
 def test_a_cancelled_job_opens_them() -> None:
     links = [Link(1, forever(state(busy=True))), Link(2, after())]
-    progress = Progress()
+    progress = naming(1, 2)
     progress.cancel()
     with pytest.raises(Cancelled):
         closed(*links, progress=progress)()
@@ -269,7 +271,7 @@ def test_what_fails_inside_stays_the_error() -> None:
     links = [Link(1, after()), Link(2, after())]
     links[1].cannot_open = Busy("still parked", hint="report this")
     hooks = [cast(HookLink, link) for link in links]
-    with pytest.raises(ZeroDivisionError) as raised, closed_gates(hooks, Progress()):
+    with pytest.raises(ZeroDivisionError) as raised, closed_gates(hooks, naming(1, 2)):
         raise ZeroDivisionError
     assert [link.open for link in links] == [True, False]
     assert raised.value.__notes__ == ["besides, still parked; report this"]
@@ -292,6 +294,23 @@ def test_with_a_real_link(runtime: Path) -> None:
         return Answer(next(answers) if request.payload else b"")
 
     with fake_hook(runtime, script) as seen, HookLink(os.getpid(), runtime) as link:
-        with closed_gates([link], Progress()):
+        with closed_gates([link], naming(link.pid)):
             assert [r.type for r in seen] == [4, 4, 18]
         assert [r.type for r in seen] == [4, 4, 18, 8]
+
+
+def test_no_gate_closes_before_the_journal_names_its_process() -> None:
+    """Invariant 3: of two, the one that is named is not stopped either."""
+    links = [Link(1, after()), Link(2, after())]
+    with pytest.raises(Internal, match=r"gate of process 2 .*\(invariant 3\)") as raised:
+        closed(*links, progress=naming(1))()
+    assert raised.value.hint
+    assert not any(link.told for link in links)
+
+
+def test_a_part_of_a_job_names_what_the_job_does() -> None:
+    operation = naming(1, 2)
+    Beside(operation).require_named([1, 2])
+    operation.about_to_touch(AffectedSet((), ()))  # the record of the next step
+    with pytest.raises(Internal, match="invariant 3"):
+        Beside(operation).require_named([1])
