@@ -17,6 +17,7 @@ import msgspec
 from phosd.engine.digest import digest_buffer
 from phosd.engine.faults import Point, point
 from phosd.engine.image import private_files
+from phosd.engine.image.complete import require_complete
 from phosd.engine.image.mac import sealed
 from phosd.engine.image.manifest import Block, ChunkRef, Manifest
 from phosd.engine.image.packs import HEADER, RECORD, read_record, record_size
@@ -107,6 +108,7 @@ def _rewrite(store: "Store", wasteful: _Wasteful) -> int:
             raise
         for image in wasteful.images:
             _replace(store, image, moved)
+        store.require_unneeded({wasteful.number})
         point(Point.DELETE_PACK)
         store.pack_path(wasteful.number).unlink()
         private_files.sync_folder(store.disk.packs)
@@ -162,6 +164,7 @@ def _replace(store: "Store", image: Manifest, moved: Mapping[_Place, ChunkRef]) 
         private_files.write_durably(
             partial, sealed(store.key.packed, msgspec.json.encode(manifest))
         )
+    require_complete(manifest, folder, store.disk.pack_path)
     point(Point.MANIFEST_RENAME)
     partial.rename(folder / MANIFEST)
     point(Point.MANIFEST_SYNC)

@@ -28,7 +28,7 @@ import fcntl
 import logging
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -322,7 +322,7 @@ class Store(StoreFolder):
             needed_near = {n for i in near for n in packs_of(self.get(i))}
         except ImageCorrupt:
             return []  # its packs cannot be told from leftovers, so keep all until it is deleted
-        removed = []
+        unneeded: list[tuple[Tier, int, bool]] = []
         for tier in self.tiers:
             for number in tier.pack_numbers():
                 path = tier.pack_path(number)
@@ -332,12 +332,32 @@ class Store(StoreFolder):
                 if number in pinned and not is_copy:
                     self._left_packs = True
                     continue
-                point(Point.DELETE_PACK)
-                tier.remove_pack(number)
-                removed.append(path.name)
+                unneeded.append((tier, number, is_copy))
+        self.require_unneeded({number for _, number, is_copy in unneeded if not is_copy})
+        removed = []
+        for tier, number, _ in unneeded:
+            point(Point.DELETE_PACK)
+            tier.remove_pack(number)
+            removed.append(tier.pack_path(number).name)
+        for tier in self.tiers:
             private_files.sync_folder(tier.packs)
         self._index.forget_all_but(self.pack_numbers())
         return removed
+
+    def require_unneeded(self, packs: Collection[int]) -> None:
+        """Raise :class:`Internal` before packs are removed for good that are needed (invariant 7):
+        a manifest that is read now names one, or cannot be read, or an unfinished image may name
+        one. The caller holds the lock.
+        """
+        if not packs:
+            return
+        if damaged := self.damaged():
+            raise _needed(min(packs), f"image {min(damaged)}, which cannot be read, may name it")
+        for image_id in self._published():
+            if named := packs_of(self.get(image_id)) & {*packs}:
+                raise _needed(min(named), f"image {image_id} names it")
+        if pinned := self.pinned_packs() & {*packs}:
+            raise _needed(min(pinned), "an unfinished image may name it")
 
     def _remove_left_packs(self) -> None:
         """Remove the packs that were kept for an unfinished image only, which has ended."""
@@ -349,6 +369,13 @@ class Store(StoreFolder):
                 self._remove_packs()
         except (OSError, Internal) as error:
             _log.warning("packs that no image needs are removed with the next image: %s", error)
+
+
+def _needed(pack: int, why: str) -> Internal:
+    return Internal(
+        f"pack {pack} would be removed although it may be needed (invariant 7): {why}",
+        hint="it was kept; this is a defect of phosd",
+    )
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from phosd.engine.faults import Point, point
 from phosd.engine.image import private_files
+from phosd.engine.image.complete import require_complete
 from phosd.engine.image.folder import StoreFolder
 from phosd.engine.image.manifest import MAX_MANIFEST, Manifest
 from phosd.engine.image.note import read_note, write_note
@@ -213,6 +214,7 @@ class WriteBack:
             with self._store.locked():
                 if note := _note_of(image):  # it may have changed until now
                     write_note(folder, note)
+                require_complete(image.manifest, folder, disk.pack_path)
                 point(Point.WRITE_BACK_MANIFEST)
                 partial.rename(folder / MANIFEST)
                 private_files.sync_folder(folder)

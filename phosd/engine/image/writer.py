@@ -18,6 +18,7 @@ import msgspec
 from phosd.engine.faults import Point, point
 from phosd.engine.image import private_files
 from phosd.engine.image.chunk_index import KnownChunks
+from phosd.engine.image.complete import incomplete, require_complete
 from phosd.engine.image.folder import StoreFolder
 from phosd.engine.image.mac import sealed
 from phosd.engine.image.manifest import MAX_MANIFEST, ChunkRef, FileDigest, Manifest
@@ -234,10 +235,16 @@ class ImageWriter:
             # Nobody looks for leftovers between the moment at which the image names its packs and
             # that at which they are no longer locked.
             with self._store.locked():
+                require_complete(manifest, self.folder, self._store.pack_path)
                 point(Point.MANIFEST_RENAME)
-                partial.rename(self.folder / MANIFEST)
-                point(Point.MANIFEST_SYNC)
-                private_files.sync_folder(self.folder)
+                try:
+                    partial.rename(self.folder / MANIFEST)
+                    point(Point.MANIFEST_SYNC)
+                    private_files.sync_folder(self.folder)
+                except BaseException:
+                    # As long as the lock is held: others may name packs of what they see.
+                    (self.folder / MANIFEST).unlink(missing_ok=True)
+                    raise
                 self._finished = True
                 self._close()
         self._ended()
@@ -253,6 +260,10 @@ class ImageWriter:
             if pack.number not in ends:
                 self.tier.remove_pack(pack.number)
                 return
+            if (size := os.fstat(pack.fd).st_size) < ends[pack.number]:
+                # Below, it would be made as long as it should be.
+                why = f"pack {pack.number} has {size} bytes instead of {ends[pack.number]}"
+                raise incomplete(manifest.id, why)
             if not self.tier.keeps_packs:
                 os.ftruncate(pack.fd, ends[pack.number])
             os.fsync(pack.fd)
