@@ -8,7 +8,7 @@ from phosd.engine.job.progress import Progress
 from phosd.errors import NoSuchImage, PhosError
 from phosd.service.history.events import Event, Severity
 from phosd.service.history.history import History
-from phosd.service.jobs.engine import Engine
+from phosd.service.jobs.engine import Images
 
 _LOOK_SECONDS = 1.0
 _AFTER_TROUBLE_SECONDS = 30.0
@@ -25,7 +25,7 @@ class Durability:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: Images,
         history: History,
         written: Callable[[], Awaitable[None]],
         changed: Callable[[], None],

@@ -11,7 +11,7 @@ from phosd.service.clock import age_clock
 from phosd.service.config import Config
 from phosd.service.history.events import Event, Severity
 from phosd.service.history.history import History
-from phosd.service.jobs.engine import Engine
+from phosd.service.jobs.engine import Images
 from phosd.service.jobs.table import JobTable
 from phosd.service.tasks.periodic import Periodic
 from phosd.service.tasks.retention import Retention, in_use
@@ -28,7 +28,7 @@ class Upkeep:
     def __init__(
         self,
         config: Config,
-        engine: Engine,
+        engine: Images,
         history: History,
         jobs: JobTable,
         inventory: Inventory,

@@ -24,7 +24,7 @@ from phosd.service.dbus.object_tree import ObjectTree
 from phosd.service.dbus.query_pool import Readers
 from phosd.service.history import events
 from phosd.service.history.history import History
-from phosd.service.jobs.engine import Engine
+from phosd.service.jobs.engine import Programs
 from phosd.service.jobs.table import Job, JobTable
 from phosd.service.tasks.analyses import Analyses
 from phosd.service.tasks.own_checkpoints import OwnCheckpoints
@@ -51,7 +51,7 @@ class Manager:
     version = __version__
 
     config: Config
-    engine: Engine
+    engine: Programs
     history: History
     journal: Journal
     tree: ObjectTree

@@ -20,7 +20,7 @@ from phosd.service.dbus.caller_pids import CallerPids
 from phosd.service.dbus.polkit import Action, Rights
 from phosd.service.dbus.query_pool import Readers
 from phosd.service.dbus.spec import method
-from phosd.service.jobs.engine import Engine
+from phosd.service.jobs.engine import Programs
 from phosd.service.jobs.options import MigrateRequest, ResumeRequest, SuspendRequest
 from phosd.service.jobs.table import Job, JobState, JobTable, Outcome, Task
 from phosd.service.process_identity import Target, identify, program, require_same
@@ -51,7 +51,7 @@ class Moves:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: Programs,
         jobs: JobTable,
         inventory: Inventory,
         rights: Rights,

@@ -8,7 +8,7 @@ import msgspec
 from phosd.service.dbus.caller import Caller
 from phosd.service.dbus.query_pool import Readers
 from phosd.service.dbus.spec import Options, method
-from phosd.service.jobs.engine import Engine
+from phosd.service.jobs.engine import Programs
 
 
 class NamespaceOptions(Options, frozen=True):
@@ -25,7 +25,7 @@ class Namespaces:
     """
 
     def __init__(
-        self, engine: Engine, pid_of: Callable[[str], Awaitable[int]], readers: Readers
+        self, engine: Programs, pid_of: Callable[[str], Awaitable[int]], readers: Readers
     ) -> None:
         self._engine = engine
         self._pid_of = pid_of

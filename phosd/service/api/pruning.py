@@ -13,7 +13,7 @@ from phosd.service.dbus.caller import Caller
 from phosd.service.dbus.query_pool import Readers
 from phosd.service.dbus.spec import Options, method
 from phosd.service.history.history import History
-from phosd.service.jobs.engine import Engine
+from phosd.service.jobs.engine import Images
 from phosd.service.jobs.table import JobTable
 from phosd.service.tasks.retention import in_use, last_good, old
 
@@ -44,7 +44,7 @@ class Pruning:
     it on the event loop only.
     """
 
-    def __init__(self, engine: Engine, history: History, jobs: JobTable, readers: Readers) -> None:
+    def __init__(self, engine: Images, history: History, jobs: JobTable, readers: Readers) -> None:
         self._engine = engine
         self._history = history
         self._jobs = jobs

@@ -11,7 +11,7 @@ from phosd.service.dbus.caller import Caller
 from phosd.service.dbus.polkit import Action, Rights
 from phosd.service.dbus.query_pool import Readers
 from phosd.service.dbus.spec import method
-from phosd.service.jobs.engine import Engine
+from phosd.service.jobs.engine import Images
 from phosd.service.jobs.options import ImportRequest, JobOptions
 from phosd.service.jobs.table import Job, JobTable, Outcome, Task
 
@@ -31,7 +31,7 @@ class Transfers:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: Images,
         jobs: JobTable,
         rights: Rights,
         readers: Readers,

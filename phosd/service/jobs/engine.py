@@ -1,4 +1,4 @@
-"""Declare the engine operations that the daemon uses."""
+"""Declare the engine operations that the daemon uses, in parts: a user of one needs no more."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -34,8 +34,8 @@ from phosd.service.jobs.options import (
 )
 
 
-class Engine(Protocol):
-    """The operations on this node. Each blocks, and may be called from any thread."""
+class Programs(Protocol):
+    """Operations on programs, and what this node runs them on."""
 
     def settle(self, interrupted: Sequence[InterruptedJob]) -> dict[int, str]:
         """Restore order after an earlier phosd: resume processes that it left stopped, and clean
@@ -69,6 +69,76 @@ class Engine(Protocol):
     def restore(self, image: str, request: RestoreRequest, caller: int, progress: Progress) -> int:
         """Restore an image for user id ``caller``, and return the pid of the restored process."""
 
+    def migrate(
+        self, pid: int, to: str, request: MigrateRequest, caller: int, progress: Progress
+    ) -> dict[int, int]:
+        """Move ``pid`` and its group to other GPUs for user id ``caller``. ``to`` is an ordinal,
+        the beginning of a UUID, or ``old:new`` for each GPU, separated by commas. Returns the new
+        ordinal by the ordinal of each GPU that was left.
+        """
+
+    def suspend(self, pid: int, request: SuspendRequest, caller: int, progress: Progress) -> str:
+        """Take ``pid`` and its group off their GPUs. Returns where the device memory is kept:
+        ``memory`` or ``disk``.
+        """
+
+    def resume(
+        self, pid: int, request: ResumeRequest, caller: int, progress: Progress
+    ) -> dict[int, int]:
+        """Resume a suspended process. Returns new GPU ordinals by old ones, as :meth:`migrate`
+        does.
+        """
+
+    def swap(
+        self, leaving: int, coming: int, request: SuspendRequest, caller: int, progress: Progress
+    ) -> None:
+        """Suspend one process and resume another in its place; on failure both stay as they
+        were.
+        """
+
+    def divided(self, gpu: int) -> str:
+        """Return why no process can be moved to a GPU (such as "is in MIG mode"), or an empty
+        string.
+        """
+
+    def context_bytes(self) -> int:
+        """Return the bytes of device memory that the driver needs for a context of a process."""
+
+    def recover(self, pid: int) -> str:
+        """Resume a process, and its group, that was left locked, checkpointed or parked. Returns
+        what was found and done. Raises ``Busy`` while a job works on one of the processes.
+        """
+
+    def processes(self) -> list[GpuProcess]:
+        """Return the GPU processes of this node."""
+
+    def gpus(self) -> list[GpuInfo]:
+        """Return the GPUs of this node."""
+
+    def blocks(self, process: ProcessId) -> list[tuple[HookBlock, int]]:
+        """Return the blocks of a process in order of id, each with the ordinal of its GPU (-1: host
+        memory). This and the next two methods ask the hook; ``inspection.py`` lists the errors that
+        they raise.
+        """
+
+    def hook_log(self, process: ProcessId) -> str:
+        """Return the counters of a process's hook and the newest lines of its log."""
+
+    def answer_wish(self, process: ProcessId, wish: int, error: str) -> None:
+        """Tell a process what has come of the checkpoint that it asked for: an error, or if that is
+        empty, an image. Raises what the methods above do.
+        """
+
+    def is_gpu_process(self, pid: int) -> bool:
+        """Return whether the driver knows the process. False if it has ended."""
+
+    def limit(self, limits: DiskLimits) -> None:
+        """Apply these limits to later checkpoints."""
+
+
+class Images(Protocol):
+    """Operations on images, and on the output that they need."""
+
     def export_image(
         self, image: str, caller: int, uid: int, socket: str, progress: Progress
     ) -> None:
@@ -93,82 +163,6 @@ class Engine(Protocol):
     ) -> list[Finding]:
         """Return what an import checks before it asks for chunks, and what came of that. Raises
         ``Cancelled`` and ``Timeout``.
-        """
-
-    def migrate(
-        self, pid: int, to: str, request: MigrateRequest, caller: int, progress: Progress
-    ) -> dict[int, int]:
-        """Move ``pid`` and its group to other GPUs for user id ``caller``. ``to`` is an ordinal,
-        the beginning of a UUID, or ``old:new`` for each GPU, separated by commas. Returns the new
-        ordinal by the ordinal of each GPU that was left.
-        """
-
-    def suspend(self, pid: int, request: SuspendRequest, caller: int, progress: Progress) -> str:
-        """Take ``pid`` and its group off their GPUs. Returns where the device memory is kept:
-        ``memory`` or ``disk``.
-        """
-
-    def resume(
-        self, pid: int, request: ResumeRequest, caller: int, progress: Progress
-    ) -> dict[int, int]:
-        """Resume a suspended process. Returns new GPU ordinals by old ones, as :meth:`migrate`
-        does.
-        """
-
-    def is_gpu_process(self, pid: int) -> bool:
-        """Return whether the driver knows the process. False if it has ended."""
-
-    def uses_gpus(self, pid: int) -> bool:
-        """Return whether a process of the tree of ``pid`` uses a GPU. Raises ``NoSuchProcess``."""
-
-    def checkpoint_for_runtime(
-        self,
-        pid: int,
-        folder: int,
-        dump: RuntimeDump,
-        experience: Experience,
-        progress: Progress,
-    ) -> Choice:
-        """Save the tree of ``pid``, which a runtime's CRIU dumps and lets run on, with its device
-        memory in the runtime's open ``folder``. Returns the mode.
-        """
-
-    def pause_for_runtime(self, pid: int, progress: Progress) -> Paused:
-        """Suspend the tree of ``pid``, which a container's runtime is about to save."""
-
-    def save_for_runtime(self, paused: Paused, folder: int, progress: Progress) -> RuntimeDevices:
-        """Write its device memory into the runtime's open ``folder``, and return what is to be
-        taken out of the files that CRIU writes to it. Raises ``OutOfSpace`` and ``Busy``.
-        """
-
-    def adopt_of_runtime(self, pid: int, folder: int, progress: Progress) -> Suspended | None:
-        """Take the tree of ``pid``, which a runtime restores, for suspended, with the device memory
-        in the runtime's open ``folder``; None if there is none. Raises ``ImageCorrupt``.
-        """
-
-    def left_by_runtimes(self) -> list[Suspended]:
-        """Return the programs that are suspended for a runtime's checkpoint, or since its
-        restore.
-        """
-
-    def swap(
-        self, leaving: int, coming: int, request: SuspendRequest, caller: int, progress: Progress
-    ) -> None:
-        """Suspend one process and resume another in its place; on failure both stay as they
-        were.
-        """
-
-    def divided(self, gpu: int) -> str:
-        """Return why no process can be moved to a GPU (such as "is in MIG mode"), or an empty
-        string.
-        """
-
-    def context_bytes(self) -> int:
-        """Return the bytes of device memory that the driver needs for a context of a process."""
-
-    def recover(self, pid: int) -> str:
-        """Resume a process, and its group, that was left locked, checkpointed or parked. Returns
-        what was found and done. Raises ``Busy`` while a job works on one of the processes.
         """
 
     def verify(self, image: str, progress: Progress) -> None:
@@ -209,43 +203,6 @@ class Engine(Protocol):
         ``InvalidOption`` if it is more than a line of 200 characters, and ``OutOfSpace``.
         """
 
-    def processes(self) -> list[GpuProcess]:
-        """Return the GPU processes of this node."""
-
-    def blocks(self, process: ProcessId) -> list[tuple[HookBlock, int]]:
-        """Return the blocks of a process in order of id, each with the ordinal of its GPU (-1: host
-        memory). This and the next two methods ask the hook; ``inspection.py`` lists the errors that
-        they raise.
-        """
-
-    def kernels(self, process: ProcessId) -> list[Kernel]:
-        """Return the kernels that a process launched since a checkpoint last read the list."""
-
-    def known_kernels(self, process: ProcessId, uid: int) -> list[KnownKernel]:
-        """Return the same kernels of a process of this user, with what the analysis knows."""
-
-    def hurry_analysis(self, process: ProcessId, uid: int, count_seconds: int) -> int:
-        """Have these kernels analysed before others, and those counted that the process launches in
-        so many seconds from now on. Returns how many of them wait. Raises
-        ``Unsupported`` if nothing is analysed here.
-        """
-
-    def analyse_some(self, processes: Sequence[GpuProcess]) -> bool:
-        """Analyse some of what these processes have launched. Returns whether there may be more.
-        For one thread alone.
-        """
-
-    def hook_log(self, process: ProcessId) -> str:
-        """Return the counters of a process's hook and the newest lines of its log."""
-
-    def answer_wish(self, process: ProcessId, wish: int, error: str) -> None:
-        """Tell a process what has come of the checkpoint that it asked for: an error, or if that is
-        empty, an image. Raises what the methods above do.
-        """
-
-    def gpus(self) -> list[GpuInfo]:
-        """Return the GPUs of this node."""
-
     def compact(self, go_on: Callable[[], bool]) -> int:
         """Free the bytes of packs that no image needs any more, and return how many. Stops when
         ``go_on`` returns false.
@@ -271,8 +228,67 @@ class Engine(Protocol):
         Raises the same.
         """
 
-    def limit(self, limits: DiskLimits) -> None:
-        """Apply these limits to later checkpoints."""
+
+class Runtimes(Protocol):
+    """What a container's runtime asks for, whose own CRIU saves and restores the program."""
+
+    def uses_gpus(self, pid: int) -> bool:
+        """Return whether a process of the tree of ``pid`` uses a GPU. Raises ``NoSuchProcess``."""
+
+    def checkpoint_for_runtime(
+        self,
+        pid: int,
+        folder: int,
+        dump: RuntimeDump,
+        experience: Experience,
+        progress: Progress,
+    ) -> Choice:
+        """Save the tree of ``pid``, which a runtime's CRIU dumps and lets run on, with its device
+        memory in the runtime's open ``folder``. Returns the mode.
+        """
+
+    def pause_for_runtime(self, pid: int, progress: Progress) -> Paused:
+        """Suspend the tree of ``pid``, which a container's runtime is about to save."""
+
+    def save_for_runtime(self, paused: Paused, folder: int, progress: Progress) -> RuntimeDevices:
+        """Write its device memory into the runtime's open ``folder``, and return what is to be
+        taken out of the files that CRIU writes to it. Raises ``OutOfSpace`` and ``Busy``.
+        """
+
+    def adopt_of_runtime(self, pid: int, folder: int, progress: Progress) -> Suspended | None:
+        """Take the tree of ``pid``, which a runtime restores, for suspended, with the device memory
+        in the runtime's open ``folder``; None if there is none. Raises ``ImageCorrupt``.
+        """
+
+    def left_by_runtimes(self) -> list[Suspended]:
+        """Return the programs that are suspended for a runtime's checkpoint, or since its
+        restore.
+        """
+
+
+class Kernels(Protocol):
+    """What the analysis of kernels knows, and is to look at."""
+
+    def kernels(self, process: ProcessId) -> list[Kernel]:
+        """Return the kernels that a process launched since a checkpoint last read the list."""
+
+    def known_kernels(self, process: ProcessId, uid: int) -> list[KnownKernel]:
+        """Return the same kernels of a process of this user, with what the analysis knows."""
+
+    def hurry_analysis(self, process: ProcessId, uid: int, count_seconds: int) -> int:
+        """Have these kernels analysed before others, and those counted that the process launches in
+        so many seconds from now on. Returns how many of them wait. Raises
+        ``Unsupported`` if nothing is analysed here.
+        """
+
+    def analyse_some(self, processes: Sequence[GpuProcess]) -> bool:
+        """Analyse some of what these processes have launched. Returns whether there may be more.
+        For one thread alone.
+        """
+
+
+class Engine(Programs, Images, Runtimes, Kernels, Protocol):
+    """The operations on this node. Each blocks, and may be called from any thread."""
 
     def close(self) -> None:
         """Release all resources of the engine."""

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 from phosd.engine.program.process import GpuProcess
-from phosd.service.jobs.engine import Engine
+from phosd.service.jobs.engine import Kernels
 
 _SECONDS = 5.0
 """Between two looks for something to do."""
@@ -21,7 +21,7 @@ class Analyses:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: Kernels,
         processes: Callable[[], Sequence[GpuProcess]],
         busy: Callable[[], bool],
     ) -> None:

@@ -10,7 +10,7 @@ from phosd.engine.image.usage import Usage
 from phosd.errors import PhosError
 from phosd.service.clock import age_clock
 from phosd.service.history.history import History
-from phosd.service.jobs.engine import Engine
+from phosd.service.jobs.engine import Images
 from phosd.service.jobs.job import Job
 from phosd.service.jobs.limits import UserLimits, limits_of
 from phosd.service.process_identity import key_of, process_key
@@ -120,7 +120,7 @@ def last_good(
 class Retention:
     """Deletes images that exceed the limits. Every call blocks, so keep it off the event loop."""
 
-    def __init__(self, engine: Engine, history: History) -> None:
+    def __init__(self, engine: Images, history: History) -> None:
         self._engine = engine
         self._history = history
 

@@ -8,7 +8,7 @@ from phosd.engine.job.progress import Progress
 from phosd.errors import Cancelled, ImageCorrupt, PhosError, in_one_text
 from phosd.service.history.events import Event, Severity
 from phosd.service.history.history import History
-from phosd.service.jobs.engine import Engine
+from phosd.service.jobs.engine import Images
 from phosd.service.jobs.options import VerifyRequest
 from phosd.service.jobs.table import Job, JobTable, Outcome, Task
 
@@ -22,7 +22,7 @@ class Verifications:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: Images,
         history: History,
         jobs: JobTable,
         write_down: Callable[[Job], None],
