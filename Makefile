@@ -217,7 +217,7 @@ build/.boot-packages: packaging/system_packages.sh
 	@touch $@
 
 test-gpu: setup build
-	@PHOS_GPU=real $(PYTEST) tests/node/checkpoint_restore
+	@PHOS_GPU=real $(PYTEST) tests/driver tests/node/checkpoint_restore
 
 demo: setup build
 	@$(PY) -m phosd.demo
