@@ -49,3 +49,16 @@ def test_a_row_is_one_sentence_and_names_code_that_is_there(row: Behaviour) -> N
 
 def test_the_page_is_up_to_date() -> None:
     assert PAGE.read_text() == page(), "`python -m tests.driver.page` writes it again"
+
+
+def test_rows_that_texts_name_are_there() -> None:
+    """Pages link to the table by a row's name, and comments say ``docs/design/driver.md: name``."""
+    known = {row.id for row in ROWS}
+    pages, code = (ROOT / "docs").rglob("*.md"), (ROOT / "phosd").rglob("*.*")
+    named = [re.findall(r"\[`([\w-]+)`\]\([\w./]*driver\.md", path.read_text()) for path in pages]
+    for path in code:
+        if path.suffix in (".py", ".cpp", ".h"):
+            named.append(re.findall(r"design/driver\.md:[\s/#]+([\w-]+)", path.read_text()))
+    found = {each for names in named for each in names}
+    assert found <= known, found - known
+    assert len(found) > 5, "what names rows is not recognised"

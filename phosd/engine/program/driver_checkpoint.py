@@ -63,8 +63,8 @@ def state(pid: int) -> State | None:
     status, value = bindings.cuCheckpointProcessGetState(pid)
     if status == bindings.CUresult.CUDA_SUCCESS:
         return State(int(value))
-    # The driver says NOT_INITIALIZED of a process without CUDA, and OPERATING_SYSTEM of one that is
-    # not there, or ends while it is asked (H200, 580.159); INVALID_VALUE is documented.
+    # docs/design/driver.md: others-have-no-state. One that ends while it is asked is not there
+    # either; INVALID_VALUE is documented.
     kinds = bindings.CUresult
     without = (kinds.CUDA_ERROR_NOT_INITIALIZED, kinds.CUDA_ERROR_INVALID_VALUE)
     if status in without or procfs.ending(pid):

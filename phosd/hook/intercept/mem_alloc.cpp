@@ -50,8 +50,8 @@ void put(void* data, T value) {
     std::memcpy(data, &value, sizeof value);
 }
 
-// Answers a query for an attribute of an address in memory that the hook made. Boolean values take
-// four bytes, as observed with driver 580.
+// Answers a query for an attribute of an address in memory that the hook made
+// (docs/design/driver.md: truths-take-four-bytes).
 CUresult answer(void* data, CUpointer_attribute attribute, uint64_t address,
                 const std::pair<const uint64_t, heap::Allocation>& found) {
     const auto& [start, allocation] = found;

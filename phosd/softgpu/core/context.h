@@ -37,7 +37,8 @@ class Context : public std::enable_shared_from_this<Context> {
     Mark submit(Stream& stream, WorkPtr work, std::vector<Mark> after = {});
     void wait_everywhere(const Mark& mark);  // all work to come, in every stream
     // For a copy or a free that waits for the device: until it returns, whoever submits work to the
-    // context, or records an event, waits as well (H100, driver 580.159). Queries do not.
+    // context, or records an event, waits as well (docs/design/driver.md:
+    // waiting-copies-hold-submissions). Queries do not.
     [[nodiscard]] std::unique_lock<std::recursive_mutex> keep_submissions_out();
     // Waits as cuStreamSynchronize and cuCtxSynchronize do.
     void synchronize(Stream& stream);

@@ -78,7 +78,7 @@ void serve(int connection) {
     shutdown(connection, SHUT_RDWR);
 }
 
-// As the driver says it of who is not there (H200, 580.159).
+// docs/design/driver.md: others-have-no-state
 void require_process(int pid) {
     const bool exists = pid > 0 && (kill(pid, 0) == 0 || errno != ESRCH);
     require(exists, CUDA_ERROR_OPERATING_SYSTEM);
