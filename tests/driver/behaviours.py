@@ -79,6 +79,7 @@ SECTIONS = (
                 "A process that has loaded the driver, and has not called `cuInit`, has none of"
                 " the driver's devices open.",
                 ("phosd/engine/mover/worker/main.py",),
+                _R580,
             ),
             Behaviour(
                 "a-lock-holds-calls",
@@ -138,6 +139,7 @@ SECTIONS = (
                 "A checkpoint frees all device memory of the process, its context included, and"
                 " a restore takes no more than that and 16 MiB.",
                 (_RESERVATION,),
+                _R580,
             ),
             Behaviour(
                 "everything-comes-back",
@@ -165,8 +167,8 @@ SECTIONS = (
             Behaviour(
                 "imports-are-lost",
                 "A checkpoint of a process that has imported memory succeeds, and its restore"
-                " answers `CUDA_ERROR_NOT_SUPPORTED` and leaves the process FAILED for good"
-                " (hazard 7).",
+                " answers `CUDA_ERROR_NOT_SUPPORTED`; the process stays CHECKPOINTED, and each"
+                " further restore answers `CUDA_ERROR_OPERATING_SYSTEM` (hazard 7).",
                 ("phosd/hook/park/reexport.cpp", "phosd/engine/program/group.py"),
                 _R580,
             ),
@@ -187,8 +189,9 @@ SECTIONS = (
             ),
             Behaviour(
                 "a-restore-needs-memory",
-                "A restore that finds too little memory answers `CUDA_ERROR_OUT_OF_MEMORY` and"
-                " leaves the process FAILED for good (hazard 19).",
+                "A restore that finds too little memory answers `CUDA_ERROR_OUT_OF_MEMORY`; the"
+                " process stays CHECKPOINTED, and each further restore answers"
+                " `CUDA_ERROR_OPERATING_SYSTEM` (hazard 19).",
                 (_RESERVATION, _DRIVER),
                 _R580,
             ),
@@ -252,8 +255,8 @@ SECTIONS = (
             Behaviour(
                 "each-gpu-needs-room",
                 "A restore answers `CUDA_ERROR_OUT_OF_MEMORY` while a GPU that the process knows"
-                " has no memory free, also one that it does not use, and can be asked again"
-                " (hazard 51).",
+                " has too little memory free, also one that it does not use, and can be asked"
+                " again (an H100 with none free; an H200 restores with 3 MiB; hazard 51).",
                 ("phosd/engine/operations/admission.py", _RESERVATION),
                 _R580,
                 software="It looks at the GPUs alone that the process uses.",
@@ -334,6 +337,7 @@ SECTIONS = (
                 "Host memory of `cuMemCreate` (`CU_MEM_LOCATION_TYPE_HOST_NUMA`) can be"
                 " exported, and another process that imports it sees what a stream writes there.",
                 ("phosd/hook/memory/event_words.cpp",),
+                _R580,
             ),
             Behaviour(
                 "forked-children-have-no-cuda",
@@ -386,6 +390,7 @@ SECTIONS = (
                 "`cuEventQuery` of another thread ends a global capture with an error, unless"
                 " that thread is in the relaxed mode (hazard 2).",
                 ("phosd/hook/control/server.cpp",),
+                _R580,
             ),
             Behaviour(
                 "whole-contexts-end-captures",

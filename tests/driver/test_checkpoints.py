@@ -5,7 +5,7 @@ from pathlib import Path
 from phosd.engine.mover.client.mover import ROOM
 from phosd.engine.operations import admission
 from tests.driver.conftest import Starter
-from tests.driver.subjects import GOES_ON, MIB, WORKS, Control, devices, kept
+from tests.driver.subjects import GOES_ON, MIB, WORKS, Control, Subject, devices, kept
 
 LARGE = 128 * MIB
 
@@ -76,13 +76,20 @@ def test_managed_memory_is_refused(start: Starter, control: Control) -> None:
     assert program.ask(GOES_ON)
 
 
+def is_lost(program: Subject, control: Control) -> None:
+    assert control.state(program.pid) == "CHECKPOINTED"
+    assert control.restore(program.pid) == "ERROR_OPERATING_SYSTEM"
+    assert control.unlock(program.pid) == "ERROR_ILLEGAL_STATE"
+    assert control.state(program.pid) == "CHECKPOINTED"
+
+
 def test_imports_are_lost(start: Starter, control: Control) -> None:
     maker, program = start("use(); h = make()"), start()
     with kept(maker.give("export(h)")) as descriptor:
         program.ask("va = mapped(imported(given))", given=descriptor)
     control.save(program.pid)
     assert control.restore(program.pid) == "ERROR_NOT_SUPPORTED"
-    assert control.state(program.pid) == "FAILED"
+    is_lost(program, control)
     assert control.restore(program.pid) != "SUCCESS"
 
 
@@ -128,7 +135,8 @@ def test_a_restore_needs_memory(start: Starter, control: Control) -> None:
     control.save(program.pid)
     hog.ask(f"take_all_but({64 * MIB})")
     assert control.restore(program.pid) == "ERROR_OUT_OF_MEMORY"
-    assert control.state(program.pid) == "FAILED"
+    hog.kill()
+    is_lost(program, control)
     hog.kill()
     assert control.restore(program.pid) != "SUCCESS", "it can be asked again"
 

@@ -133,6 +133,11 @@ def _error(name: str, status: Any, about: str) -> PhosError:
             "the process uses something that the driver cannot save",
         ),
         "CUDA_ERROR_NOT_READY": (Timeout, "the process did not reach a safe point; try again"),
+        "CUDA_ERROR_OPERATING_SYSTEM": (  # docs/design/driver.md: a-restore-needs-memory
+            Internal,
+            "if an earlier restore of the process has failed, it is lost: end it, and restore its "
+            "last image",
+        ),
         "CUDA_ERROR_NOT_FOUND": (DriverTooOld, "install driver r580 or newer"),
     }
     kind, hint = kinds.get(status.name, (Internal, "see the driver's log (dmesg)"))

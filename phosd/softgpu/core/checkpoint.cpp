@@ -132,8 +132,9 @@ void Checkpoint::restore(const ControlRequest& request) {
     for (int ordinal = 0; ordinal < rt.device_count(); ++ordinal)
         require(to.count(rt.device(ordinal).gpu()) == 1);
     follow_control_name();
-    // As the driver's: from here on, what goes wrong is final.
-    state_ = CU_PROCESS_STATE_FAILED;
+    // As the driver's: from here on, what goes wrong is final, and the state does not tell.
+    require(!lost_, CUDA_ERROR_OPERATING_SYSTEM);
+    lost_ = true;
     require(std::none_of(saved_.begin(), saved_.end(),
                          [](const auto& memory) { return memory->imported; }),
             CUDA_ERROR_NOT_SUPPORTED);
@@ -152,6 +153,7 @@ void Checkpoint::restore(const ControlRequest& request) {
     rt.space().reveal();
     for (const auto& memory : saved_) memory->settle();
     saved_.clear();
+    lost_ = false;
     state_ = CU_PROCESS_STATE_LOCKED;
 }
 

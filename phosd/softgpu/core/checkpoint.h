@@ -30,6 +30,7 @@ class Checkpoint {
     void need(CUprocessState state) const;
 
     CUprocessState state_ = CU_PROCESS_STATE_RUNNING;
+    bool lost_ = false;  // a restore has failed
     bool lacked_room_ = false;
     // The machine's GPUs, also those that the process does not see.
     std::vector<CUuuid> known_ = runtime().config().gpu_uuids();

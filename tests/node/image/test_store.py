@@ -279,13 +279,19 @@ def test_links_and_files_of_others_are_refused(store: Store, tmp_path: Path) -> 
     pack = store.disk.packs / "0.pack"
     pack.rename(tmp_path / "elsewhere")
     pack.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(ImageCorrupt, match=r"pack 0 .* is no file"), store.open(manifest.id):
+    with (
+        pytest.raises(ImageCorrupt, match=r"pack 0 .* is not phosd's file"),
+        store.open(manifest.id),
+    ):
         pass
     pack.unlink()
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(pack))
     pack.chmod(0o600)
-    with pytest.raises(ImageCorrupt, match=r"pack 0 .* is no file"), store.open(manifest.id):
+    with (
+        pytest.raises(ImageCorrupt, match=r"pack 0 .* is not phosd's file"),
+        store.open(manifest.id),
+    ):
         pass
     pack.unlink()
     (tmp_path / "elsewhere").rename(pack)

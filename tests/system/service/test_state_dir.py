@@ -105,8 +105,8 @@ def test_a_configuration_with_mistakes_changes_nothing(bus: str, tmp_path: Path)
         daemon.send_signal(signal.SIGHUP)
         wait_until(lambda: "stays as it was" in log.read_text(), "the refusal")
         said = log.read_text()
-        assert f"{config}:4: limits.keep: 0 is less than the least that works, 1 image" in said
-        assert f"{config}:6: periodic.every: 'x' is not a number" in said
+        assert f"{config}:4: limits.keep: 0 is not a number of images, at least 1" in said
+        assert f'{config}:6: periodic.every: "x" is not a duration' in said
         assert "was read again" not in said
         config.write_text('max_jobs = 2\ncriu = "/bin/criu"\nmetrics = "127.0.0.1:1"\n')
         daemon.send_signal(signal.SIGHUP)
