@@ -87,7 +87,7 @@ class Server(Protocol):
     """The receiver of method calls. Its methods are called on the event loop."""
 
     def take(self, call: Call) -> None:
-        """Accept a call and have it answered."""
+        """Accept a call and answer it."""
 
     def gone(self, client: str) -> None:
         """Handle a client that has left the bus."""

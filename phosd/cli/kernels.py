@@ -9,8 +9,8 @@ from phosd.cli.settings import Settings
 from phosd.interface.methods import PROCESS
 
 MOST = 2_000
-"""Most kernels that are shown: with long names, as templates have, an answer of phosd's may hold no
-more than some thousand.
+"""Most kernels that are shown: with long names, as templates have, one answer may hold no more
+than some thousand.
 """
 _FACTS = {
     "parameter_bytes": "ParameterBytes",

@@ -56,7 +56,7 @@ _COMMANDS = {
     "analyse": "Say what the kernels in FILE read and write, from their machine code: in a cubin, "
     "a fat binary, PTX, or a library that has fat binaries inside; or those that process PID has "
     "launched, or your program of that name.",
-    "setup-container-runtime": "Have RUNTIME put phosd's hook into the containers that ask for it, "
+    "setup-container-runtime": "Make RUNTIME put phosd's hook into the containers that ask for it, "
     "so that their programs can be suspended, resumed and moved from outside, and saved by "
     "RUNTIME's own commands.",
     "warm-cache": "Analyse all kernels in FILES, or in the libraries, cubins and PTX in FOLDERS, "
@@ -139,7 +139,7 @@ _NoArgs: type[click.ClickException] = getattr(click.exceptions, "NoArgsIsHelpErr
 
 
 def _open_what_is_closed() -> None:
-    """Have closed standard streams lead nowhere: what is opened next would get their numbers."""
+    """Open closed standard streams on /dev/null: what is opened next would get their numbers."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
@@ -176,7 +176,7 @@ def main() -> None:
       phos checkpoint 4711             save it; it goes on
       phos images                      what was saved
       phos restore IMAGE               run it again from there, after it ended
-      phos migrate 4711 --to 1         or have it go on, on another GPU
+      phos migrate 4711 --to 1         or move it to another GPU
       phos suspend 4711                or leave its GPU for a while; `phos resume 4711`
 
     What `phos run --name bert` has started may be called bert wherever a pid is asked for.

@@ -37,5 +37,5 @@ class JobHandle:
         return ended(job)
 
     def cancel(self) -> None:
-        """Have the job stop at its next safe point; the program runs on."""
+        """Stop the job at its next safe point; the program runs on."""
         self._loop.run(self._handle.cancel())

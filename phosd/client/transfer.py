@@ -230,7 +230,7 @@ def send_from(link: Link, head: Head, file: Reader, name: str) -> Sent:
         if number == len(chunks) - 1 and file.read(1):
             raise ImageCorrupt(
                 f"{name} goes on behind the end of its image",
-                hint="have the image exported again",
+                hint="export the image again",
             )
         if number in wanted:
             link.write(data)
@@ -252,7 +252,7 @@ def _exactly(file: Reader, count: int, name: str) -> bytes:
         if not part:
             raise ImageCorrupt(
                 f"{name} ends in the middle of its image",
-                hint="it was not copied as a whole; copy it again, or have it exported again",
+                hint="it was not copied as a whole; copy it again, or export the image again",
             )
         parts.append(part)
         left -= len(part)

@@ -9,14 +9,14 @@ from phosd.interface.options import JobState, Operation, Severity
 class HistoryOptions(TypedDict, total=False):
     """Which jobs of the past. Times are seconds since the epoch; on D-Bus microseconds."""
 
-    pid: Annotated[int, Said("Of this process.", feature="history-filters")]
-    operation: Annotated[Operation, Said("Of this kind.", feature="history-filters")]
-    state: Annotated[JobState, Said("In this state.", feature="history-filters")]
+    pid: Annotated[int, Said("Jobs of this process.", feature="history-filters")]
+    operation: Annotated[Operation, Said("Jobs of this kind.", feature="history-filters")]
+    state: Annotated[JobState, Said("Jobs in this state.", feature="history-filters")]
     since: Annotated[
-        float, Said("That began then or later.", signature="t", feature="history-filters")
+        float, Said("Jobs that began then or later.", signature="t", feature="history-filters")
     ]
     until: Annotated[
-        float, Said("That began then or before.", signature="t", feature="history-filters")
+        float, Said("Jobs that began then or before.", signature="t", feature="history-filters")
     ]
 
 
@@ -33,8 +33,8 @@ class EventOptions(TypedDict, total=False):
     """Which events. Times are seconds since the epoch in Python, microseconds on D-Bus."""
 
     limit: Annotated[int, Said("At most so many, up to 10,000.", 200)]
-    severity: Annotated[Severity, Said("Of at least this severity.", "info")]
-    since: Annotated[float, Said("From then on.", signature="t")]
+    severity: Annotated[Severity, Said("Events of at least this severity.", "info")]
+    since: Annotated[float, Said("Events from then on.", signature="t")]
 
 
 class OutputOptions(TypedDict, total=False):
@@ -108,5 +108,6 @@ class SampleOptions(TypedDict, total=False):
     """Which figures are told."""
 
     since: Annotated[
-        int, Said("Of this time or later, in microseconds since the epoch.", 0, signature="t")
+        int,
+        Said("Figures of this time or later, in microseconds since the epoch.", 0, signature="t"),
     ]

@@ -141,7 +141,7 @@ ACTIONS = (
         "recover",
         "b",
         "Recover",
-        "have a process run again that was left standing still; asks first",
+        "resume a process that was left standing still; asks first",
         "processes",
         acts=True,
         feature="recover",

@@ -19,21 +19,6 @@ from tests.support.checkout import ROOT
 
 FOLDERS = ("phosd", "bench", "examples", "packaging", "tests")
 PAGES = ("README.md", "CONTRIBUTING.md", "docs", "examples")
-_NO_PAGES = frozenset({"docs/reference/python.md", "docs/reference/dbus.md"})
-"""The first is made from docstrings, which are checked; the second is not rewritten yet."""
-_NOT_YET = (
-    "phosd/bus/",
-    "phosd/cli/",
-    "phosd/client/",
-    "phosd/engine/mover/",
-    "phosd/hook/",
-    "phosd/service/api/",
-    "phosd/service/config",
-    "phosd/service/dbus/",
-    "phosd/service/jobs/",
-    "phosd/tui/",
-)
-"""Where comments and docstrings are only held to :data:`_BEGINNING`, until they are rewritten."""
 
 _START = r"(?:^|(?<=[.!?:] )|(?<=[.!?]\*\* ))(?:\*\*)?"
 _ASKS = r"(?![^.!?]*\?)"
@@ -76,8 +61,6 @@ class Text:
 
     line: int
     words: str
-    passed: bool = False
-    """Whether it is passed as ``help`` or ``hint``."""
 
 
 def python_texts(source: str) -> Iterator[Text]:
@@ -101,7 +84,7 @@ def _passed(value: ast.expr) -> Iterator[Text]:
     parts = value.values if isinstance(value, ast.JoinedStr) else [value]
     said = [str(p.value) if isinstance(p, ast.Constant) else "``" for p in parts]
     if any(isinstance(part, ast.Constant) for part in parts):
-        yield Text(value.lineno, " ".join("".join(said).split()), passed=True)
+        yield Text(value.lineno, " ".join("".join(said).split()))
 
 
 def page_texts(source: str) -> Iterator[Text]:
@@ -149,18 +132,13 @@ def _texts(root: Path) -> Iterator[tuple[str, Text]]:
     for path in sorted(
         {page for page in named if page.is_file()} | {f for n in named for f in n.rglob("*.md")}
     ):
-        name = str(path.relative_to(root))
-        if name not in _NO_PAGES:
-            yield from ((name, text) for text in page_texts(path.read_text()))
+        yield from ((str(path.relative_to(root)), text) for text in page_texts(path.read_text()))
 
 
 def findings(root: Path) -> Iterator[str]:
     """Yield what reads badly below ``root``."""
     for name, text in _texts(root):
-        rules = _RULES
-        if name.startswith(_NOT_YET):
-            rules = () if text.passed else _RULES[:1]
-        for what, pattern in rules:
+        for what, pattern in _RULES:
             for match in pattern.finditer(text.words):
                 shown = text.words[match.start() :][:60]
                 yield f"{name}:{text.line}: {what}: {shown!r}"

@@ -20,7 +20,7 @@ _LOOK_SECONDS = 0.5
     type=click.IntRange(min=1),
     default=90,
     show_default=True,
-    help="Of which GPUs the code in FILE is looked at: 90 is sm_90.",
+    help="The architecture for which the code in FILE is analysed: 90 is sm_90.",
 )
 @click.option(
     "--seconds",

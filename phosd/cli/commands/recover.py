@@ -63,7 +63,7 @@ def _list(settings: Settings, runtime_dir: Path) -> None:
 
 
 def _ask(settings: Settings, pid: int) -> bool:
-    """Have the daemon recover the process; return false when no daemon runs. Raises
+    """Ask the daemon to recover the process; return false when no daemon runs. Raises
     :class:`CallError`.
     """
     try:

@@ -1,4 +1,4 @@
-"""Implement ``phos setup-container-runtime``: have a runtime put the hook into containers.
+"""Implement ``phos setup-container-runtime``: make a runtime put the hook into containers.
 
 Runtimes take a device of ours for what is mounted and set in a container that asks for it, by CDI
 (Container Device Interface). Podman, CRI-O and containerd look for such descriptions by themselves,
@@ -57,7 +57,7 @@ class _Runtime:
 @click.argument("runtime", type=click.Choice(["podman", "docker", "containerd", "crio"]))
 @click.option("--undo", is_flag=True, help="Take away what was set up for RUNTIME.")
 def setup_container_runtime(settings: Settings, runtime: str, undo: bool) -> None:
-    """Have RUNTIME put phosd's hook into the containers that ask for it, so that their programs can
+    """Make RUNTIME put phosd's hook into the containers that ask for it, so that their programs can
     be suspended, resumed and moved from outside, and saved by RUNTIME's own commands. Needs root.
 
     A container asks by the device phos.io/hook=all, beside those of its GPUs. It then has the hook,
@@ -130,7 +130,7 @@ def description(hook: Path) -> dict[str, Any]:
 
 
 def _set_up_criu() -> tuple[list[Path], str]:
-    """Have the CRIU of runtimes load phosd's plugin, and no other: two would act on one GPU."""
+    """Make the CRIU of runtimes load phosd's plugin, and no other: two would act on one GPU."""
     changed, left = [], []
     line = _criu_line()
     for path in CRIU:
@@ -232,7 +232,7 @@ def _set_up_containerd() -> tuple[list[Path], str]:
 
 
 def _enables_cdi() -> bool:
-    """Return whether the settings of containerd 1.7 have it look for devices."""
+    """Return whether the settings of containerd 1.7 tell it to look for devices."""
     try:
         found = tomllib.loads(CONTAINERD.read_text())
     except FileNotFoundError:

@@ -95,7 +95,7 @@ def _analyser(state_dir: Path) -> "Analyser":
 
     if not (state_dir / "secret").exists():
         raise CommandError(
-            "InvalidOption", f"{state_dir} is no folder of phosd's; start phosd once, or name it"
+            "InvalidOption", f"{state_dir} is not phosd's folder; start phosd once, or name it"
         )
     return Analyser(Cache(state_dir, StoreFolder(state_dir).key.packed, _NO_LIMIT))
 

@@ -59,7 +59,7 @@ class EarlySignals:
 
     @contextmanager
     def cancelling(self, job: "JobHandle") -> Iterator[None]:
-        """Have a signal cancel this job inside the context, also one that has come since
+        """Let a signal cancel this job inside the context, also one that has come since
         :meth:`begin`. One that comes afterwards is only kept: the job's client may be closed by
         then, and a handler that asks it would wait for ever.
         """

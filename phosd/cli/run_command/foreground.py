@@ -175,7 +175,7 @@ class Foreground:
         return SAVED
 
     def _ended_by_phosd(self, pid: int) -> bool:
-        """Return whether somebody else has had it saved and ended (`phos checkpoint --end`)."""
+        """Return whether somebody else has saved and ended it (`phos checkpoint --end`)."""
         from phosd.client import Client
 
         if self._name is None:

@@ -144,7 +144,7 @@ class JobImages:
             raise CommandError(
                 caught.code,
                 f"the program was not started, as {name} was saved, and its image {image} cannot "
-                f"be had from {self.url}: {caught}; mend that, and have the job run again "
+                f"be had from {self.url}: {caught}; mend that, and run the job again "
                 "(`scontrol requeue`)",
             ) from error
         settings.note(f"phos: image {image} of {name} was brought here from {self.url}")

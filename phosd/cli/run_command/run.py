@@ -117,9 +117,9 @@ def run(
     UV_USE_IO_URING=0 (libuv), NCCL_NVLS_ENABLE=0 and NCCL_CUMEM_HOST_ENABLE=0 (NCCL).
 
     With --on-term=save a SIGTERM to this command or to the program, as systemd and Slurm send it,
-    has the program saved and ended, with exit code 75 when its image is on the disk. A program that
-    cannot be saved in time gets the SIGTERM then. --resume goes on from the last image of NAME as
-    if the program had never ended, with its output and its exit code.
+    makes phosd save and end the program, with exit code 75 when its image is on the disk. A program
+    that cannot be saved in time gets the SIGTERM then. --resume goes on from the last image of NAME
+    as if the program had never ended, with its output and its exit code.
 
     In a Slurm job that was submitted with --phos=save both are the default, and the job names the
     program.

@@ -1,4 +1,4 @@
-"""Have a program saved and ended when SIGTERM comes, within the time that there is."""
+"""Save and end a program when SIGTERM comes, within the time that there is."""
 
 import threading
 import time

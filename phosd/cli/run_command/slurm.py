@@ -1,6 +1,6 @@
 """Take part in a Slurm job that was submitted with ``--phos=save``.
 
-There ``phos run`` saves its program when the job is to end, has the job requeued, and goes on with
+There ``phos run`` saves its program when the job is to end, requeues the job, and goes on with
 the program when the job runs again. The option comes from ``phosd/slurm_plugin``. Slurm sends its
 signals to the first process of each task, and ends, accounts and limits what is in the cgroup of
 the step: so `phos run` is that process, and its program is in that cgroup. The first process of a
@@ -70,7 +70,7 @@ class SavingStep:
     def part_of_job(
         self, name: str | None, words: Sequence[str], settings: Settings
     ) -> Iterator[str]:
-        """Have the job requeued if the program that runs in this context is saved in it. Yields the
+        """Requeue the job if the program that runs in this context is saved in it. Yields the
         program's name: the ``name`` that it was given, or one by its job and its ``words``.
 
         The same words may come several times in a script, which begins anew with each run of the
@@ -112,7 +112,7 @@ class SavingStep:
         moves = [(uuid, uuid if uuid in job else "") for uuid in old]
         if len(free) < sum(not new for _, new in moves):
             raise _unsupported(
-                f"it was on {len(old)} GPUs, and this job has {len(job)} of this node's "
+                f"it was on {len(old)} GPUs, and this job has {len(job)} GPUs of this node "
                 f"({given}); submit it with as many as before"
             )
         return ",".join(f"{uuid}:{new or free.pop(0)}" for uuid, new in moves)
@@ -127,7 +127,7 @@ class SavingStep:
             job_images.keep(name, Saved(self.node, saved.image, ended=True))
 
     def fetch(self, name: str, settings: Settings, client: "Client") -> bool:
-        """Have the program ``name`` here if it was saved on another node. Returns whether it has
+        """Bring the program ``name`` here if it was saved on another node. Returns whether it has
         ended there. Raises :class:`CommandError` if its image cannot be brought here, and
         :class:`PhosError` if no image could be brought anywhere.
         """
@@ -141,7 +141,7 @@ class SavingStep:
         if not saved.image or self.images is None:
             raise _unsupported(
                 f"{name} was saved on node {saved.node}, and its image is not on this one, "
-                f"{self.node}; have the job run there (`scontrol requeuehold {self.job}`, "
+                f"{self.node}; run the job there (`scontrol requeuehold {self.job}`, "
                 f"`scontrol update JobId={self.job} ReqNodeList={saved.node}`, `scontrol release "
                 f"{self.job}`), or bring the image here (`phos push`, `phos pull`); with "
                 "`--phos-images` jobs do so"
@@ -150,7 +150,7 @@ class SavingStep:
         return False
 
     def _requeue(self, name: str, settings: Settings) -> None:
-        """Have the job come back: to this node until the image is where all nodes find it. Slurm
+        """Bring the job back: to this node until the image is where all nodes find it. Slurm
         kills the step KillWait after that.
         """
         saved = job_images.saved(name)
@@ -231,7 +231,7 @@ def _regular_file(descriptor: int) -> str:
 
 
 def _write_to(outputs: Sequence[str]) -> None:
-    """Have the standard output and error lead to these files, where there is one."""
+    """Redirect standard output and error to these files, where there is one."""
     for descriptor, path in enumerate(outputs, 1):
         if path:
             file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
@@ -252,7 +252,7 @@ def _place(step: SavingStep, words: Sequence[str]) -> Path:
 
 
 def _requeue(step: SavingStep, node: str, note: Callable[[str], None]) -> bool:
-    """Have a job come back, to the ``node`` that has its image, if there is one. Returns whether
+    """Bring a job back, to the ``node`` that has its image, if there is one. Returns whether
     it could have run on others before. A job that is ended already is requeued by Slurm, or by
     whoever has ended it.
 

@@ -26,7 +26,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class TermHolder:
-    """Have the processes of a program hold SIGTERM while this context lasts.
+    """Make the processes of a program hold SIGTERM while this context lasts.
 
     Raises :class:`BlockingIOError` if another relay does so.
     """

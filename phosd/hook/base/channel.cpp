@@ -24,9 +24,9 @@ constexpr int kMostHeld = 16;    // connections that cannot be closed
 
 std::atomic<int> held{0};
 
-// The program may close a descriptor of the hook's, and open another file at its number, at any
+// The program may close one of the hook's descriptors, and open another file at its number, at any
 // moment: also between a look at it and the next call. So no call here waits, which nobody could
-// end on a file of the program's, and nothing is taken from a socket before it is a message.
+// end on the program's file, and nothing is taken from a socket before it is a message.
 
 // Waits until the socket can be used again. False if it took too long or the socket is not ours.
 bool wait_for(int socket, short event) {

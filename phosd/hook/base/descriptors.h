@@ -1,6 +1,6 @@
 // Keep the hook's descriptors in the program's table: counted, close-on-exec, and closed in a
 // forked child, where they would keep sockets and memory alive. A program that becomes a daemon
-// closes all descriptors, including unknown ones, so a number may later be a file of the program's.
+// closes all descriptors, including unknown ones, so a number may later be the program's file.
 #pragma once
 
 namespace phos::descriptors {

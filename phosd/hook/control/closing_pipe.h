@@ -1,4 +1,4 @@
-// Notice that the program closes descriptors of the hook's.
+// Notice that the program closes the hook's descriptors.
 //
 // poll() keeps its files open, even when the program has closed them: a listener would go on taking
 // connections that cannot be accepted any more. Only the near end of this pipe is polled; it

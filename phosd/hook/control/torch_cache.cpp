@@ -82,7 +82,7 @@ wire::ReleaseState failure(Raised& raised) {
     return made(Release::failed, reason);
 }
 
-// Returns the result for the interpreter: 0, or -1 with an exception of the program's. All of this
+// Returns the result for the interpreter: 0, or -1 with the program's exception. All of this
 // is Python code, in which the program's signal handlers may run.
 int empty_cache(Object* cuda, wire::ReleaseState* state) {
     Object* const function = python.PyObject_GetAttrString(cuda, "empty_cache");

@@ -1,5 +1,5 @@
-// Have PyTorch free the memory that its caching allocator holds and no tensor uses: the program's
-// own interpreter is asked to call torch.cuda.empty_cache().
+// Ask PyTorch to free the memory that its caching allocator holds and no tensor uses: the
+// program's own interpreter is asked to call torch.cuda.empty_cache().
 #pragma once
 
 #include "protocol/wire.h"

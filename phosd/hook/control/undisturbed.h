@@ -7,8 +7,8 @@
 
 namespace phos {
 
-// Held while a thread of the program has a lock or a socket of the hook's: it is not cancelled, and
-// no signal handler runs, out of which it might jump. Its errno stays as it was.
+// Held while a thread of the program has one of the hook's locks or sockets: it is not cancelled,
+// and no signal handler runs, out of which it might jump. Its errno stays as it was.
 class Undisturbed {
   public:
     Undisturbed() {

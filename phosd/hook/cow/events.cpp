@@ -35,8 +35,8 @@ void unmapping(uint64_t address, uint64_t size) {
             std::remove_if(tracked->sources.begin(), tracked->sources.end(),
                            [gone](const Source& source) { return source.address == gone; }),
             tracked->sources.end());
-        // No new copy starts from there any more, and running ones end soon, since they wait for no
-        // work of the program's.
+        // No new copy starts from there any more, and running ones end soon, since they do not
+        // wait for the program's work.
         for (const uint64_t batch = shadows->last_batch_of(*tracked);
              !shadows->complete() && !shadows->has_passed(batch);) {
             lock.unlock();

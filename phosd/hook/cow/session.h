@@ -25,7 +25,7 @@ struct AddressTable {
         TrackedBlock* tracked;  // null if it is not on the board
         uint32_t extent;
     };
-    // A run of the program's own mappings that adjoin each other, or a mapping of the hook's.
+    // A run of the program's own mappings that adjoin each other, or one of the hook's mappings.
     struct Extent {
         uint32_t first;  // entries
         uint32_t last;

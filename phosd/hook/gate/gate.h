@@ -33,7 +33,7 @@ inline bool parked() {
     return shut.load(std::memory_order_relaxed) & kParked;
 }
 
-// For the hook's own threads: never held, and not counted. A callback of the program's may call the
+// For the hook's own threads: never held, and not counted. The program's callbacks may call the
 // driver on them.
 void exempt_this_thread();
 

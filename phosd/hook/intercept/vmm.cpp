@@ -26,7 +26,7 @@ CUresult with_block(Handle handle, Use use) {
     return block ? use(*block) : CUDA_ERROR_INVALID_VALUE;
 }
 
-// Registers a handle that is no memory of the hook's; the driver keeps and saves it.
+// Registers a handle that is not the hook's memory; the driver keeps and saves it.
 Handle adopt_foreign(Handle real, const CUmemAllocationProp& properties, uint64_t size) {
     blocks::Block* block = blocks::adopt(real, properties, size, wire::kProgramVmm);
     block->foreign = true;

@@ -189,7 +189,7 @@ CUresult export_descriptor(const Block& block, int* descriptor) {
 }
 
 void keep_buffer_ids(const Block& block) {
-    // Memory that the hook makes for cuMemAlloc has ids of the hook's.
+    // Memory that the hook makes for cuMemAlloc has the hook's own ids.
     if (!(block.flags & (wire::kProgramVmm | wire::kImported))) return;
     const Current current(contexts::any_on(block.device() < 0 ? 0 : block.device()));
     if (!current) return;

@@ -15,7 +15,7 @@ enum class Activity { idle, unknown, busy, capturing };
 // submitted before `epoch` last changed; `unknown`: all that was asked for is done, but more may
 // have been submitted since. Contexts are not asked during a capture, which that would end.
 Activity activity(uint64_t epoch);
-// The same without asking the driver, as while a call of the program's is in it: a copy or a free
+// The same without asking the driver, as while the program's call is in it: a copy or a free
 // that waits for the device keeps the driver from answering until it is done.
 Activity known_activity();
 uint32_t captures();

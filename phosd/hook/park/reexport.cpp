@@ -14,7 +14,7 @@ using Lock = std::lock_guard<std::mutex>;
 
 constexpr uint32_t kPatience = 1000;  // milliseconds, to bring the program to rest
 
-// Maps a whole block at an address of the hook's, to copy from or to.
+// Maps a whole block at one of the hook's addresses, to copy from or to.
 class Window {
   public:
     Window(CUmemGenericAllocationHandle handle, const Block& block) : size_(block.size) {

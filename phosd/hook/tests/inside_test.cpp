@@ -20,7 +20,7 @@ using namespace phos::test;
 
 namespace {
 
-// A function of the driver's, as the hook calls it, is another one for a scope.
+// Replaces one of the driver's functions, as the hook calls it, for a scope.
 template <class Function>
 class Replaced {
   public:

@@ -21,7 +21,7 @@ namespace {
 
 using kernels::Kernel;
 
-// A function of the driver's, or a kernel of a library's, whose handle is its address.
+// One of the driver's functions, or a library's kernel, whose handle is its address.
 struct Known {
     std::string name;
     std::vector<std::pair<size_t, size_t>> parameters;

@@ -35,9 +35,9 @@ class Namespaces:
     async def make_pid_namespace(
         self, caller: Caller, socket: str, options: NamespaceOptions
     ) -> int:
-        """Make a pid namespace for a program of the caller's, with the caller's limits. Its first
-        process, whose pid is returned, connects to an abstract socket and is told there what to
-        start.
+        """Make a pid namespace for one of the caller's programs, with the caller's limits. Its
+        first process, whose pid is returned, connects to an abstract socket and is told there what
+        to start.
         """
         pid = await self._pid_of(caller.name)
         return await self._readers.run(

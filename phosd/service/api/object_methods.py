@@ -85,7 +85,7 @@ class SampleOptions(Options, frozen=True):
 
 class ProcessMethods:
     """Handlers of a process. They ask the hook and the history in the query pool. Only the owner
-    and administrators may call them. ``wake_analysis`` has the analysis look for something to do.
+    and administrators may call them. ``wake_analysis`` makes the analysis look for something to do.
     """
 
     def __init__(
@@ -154,9 +154,7 @@ class ProcessMethods:
     async def analyse_kernels(
         self, caller: Caller, view: ProcessView, options: AnalyseOptions
     ) -> int:
-        """Have the process's kernels analysed before others. Returns how many
-        are still to be.
-        """
+        """Analyse the process's kernels before others. Returns how many wait."""
         uid, seconds = view.process.uid, options.count
         waiting = await self._ask(
             caller, view, lambda _, process: self._engine.hurry_analysis(process, uid, seconds)

@@ -99,7 +99,7 @@ class Transfers:
         if options.trust and caller.uid != 0:
             raise NotAuthorized(
                 f"uid {caller.uid} may not import on trust what nobody has signed",
-                hint="have it signed (`--sign KEY` of `phos export`, `phos push`), or ask as root",
+                hint="sign it (`--sign KEY` of `phos export`, `phos push`), or ask as root",
             )
         return owner
 

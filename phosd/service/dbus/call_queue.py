@@ -2,8 +2,8 @@
 
 A client that calls faster than it is answered delays only itself. Calls beyond its share are
 refused at once, so that no flood of calls costs other users time or phosd memory. The bus keeps
-answers until they are read, and takes nothing more of phosd's when it keeps 127 MiB of all clients
-together: whoever has much to read gets no further answers before.
+answers until they are read, and takes no more from phosd when it keeps 127 MiB for all clients
+together: a client that has much to read gets no further answers before.
 """
 
 import asyncio

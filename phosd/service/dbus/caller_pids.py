@@ -1,4 +1,4 @@
-"""Take the pids that callers name processes by, which may be in a pid namespace of phosd's."""
+"""Take the pids that callers name processes by, which may be in one of phosd's pid namespaces."""
 
 from collections.abc import Awaitable, Callable
 from contextlib import suppress

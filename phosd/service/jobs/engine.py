@@ -276,9 +276,9 @@ class Kernels(Protocol):
         """Return the same kernels of a process of this user, with what the analysis knows."""
 
     def hurry_analysis(self, process: ProcessId, uid: int, count_seconds: int) -> int:
-        """Have these kernels analysed before others, and those counted that the process launches in
-        so many seconds from now on. Returns how many of them wait. Raises
-        ``Unsupported`` if nothing is analysed here.
+        """Analyse these kernels before others, and count those that the process launches in the
+        next ``count_seconds``. Returns how many of them wait. Raises ``Unsupported`` if nothing is
+        analysed here.
         """
 
     def analyse_some(self, processes: Sequence[GpuProcess]) -> bool:

@@ -46,7 +46,7 @@ class CheckpointRequest(CheckpointChoices, frozen=True, omit_defaults=True, kw_o
 
 class OwnCheckpointRequest(CheckpointRequest, frozen=True, omit_defaults=True, kw_only=True):
     """The request of a process for a checkpoint of itself; ``wish`` is its number for it, ``name``
-    that of the image. No options of a user's, who could not know that number.
+    that of the image. A user, who could not know that number, cannot set these options.
     """
 
     wish: int

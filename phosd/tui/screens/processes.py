@@ -219,7 +219,7 @@ class ProcessesScreen(NodeScreen):
                        ("end the schedule", "0")]  # fmt: skip
         cached = []
         if "release-cached" in self.node.manager.features:
-            ways = [("save it, too", ""), ("have it released first", "yes")]
+            ways = [("save it, too", ""), ("release it first", "yes")]
             cached = [Choice("release_cached", "Unused memory of PyTorch", ways)]
         return [
             Choice("mode", "Mode", [("auto: phosd chooses", "auto"), *((m, m) for m in offered)]),
@@ -270,7 +270,7 @@ class ProcessesScreen(NodeScreen):
         chosen = [process for process in self.table.chosen if process.state != moving.SUSPENDED]
         question = (
             f"Save and end {_named(chosen)}?\n\nIt stands still until its image is on the disk, "
-            "and ends. A restore has it go on from there."
+            "and ends. A restore continues it from there."
         )
         self._after_question(
             question,
@@ -355,7 +355,7 @@ class ProcessesScreen(NodeScreen):
         states = ", ".join(sorted({process.state for process in chosen}))
         question = (
             f"Recover {_named(chosen)}?\n\nNo job works on it, and it is {states}. Another tool "
-            "may mean it to be; if none does, phosd has it run again."
+            "may mean it to be; if none does, phosd resumes it."
         )
         self.app.push_screen(Question(question, "Recover", gone), answered)
 

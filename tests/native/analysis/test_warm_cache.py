@@ -79,7 +79,7 @@ def test_what_a_program_will_load_is_known_before(state: Path, tmp_path: Path) -
 def test_what_is_refused(state: Path, tmp_path: Path) -> None:
     (tmp_path / "k.cubin").write_bytes(machine_code(SOURCE)[1])
     none = warm(tmp_path, tmp_path / "k.cubin")
-    assert none.exit_code == 2 and "is no folder of phosd's" in none.stderr
+    assert none.exit_code == 2 and "is not phosd's folder" in none.stderr
     missing = warm(state, tmp_path / "none")
     assert missing.exit_code == 2 and "does not exist" in missing.stderr
     empty = warm(state, state)

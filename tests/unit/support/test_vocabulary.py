@@ -93,9 +93,3 @@ def test_what_reads_well(tmp_path: Path) -> None:
         "# Who may do what\n\nWho may save it?\n\n`a file of CRIU's`\n\n```\nOf what\n```\n"
     )
     assert not [*vocabulary.findings(tmp_path)]
-
-
-def test_what_is_not_rewritten_yet_names_its_subject_first(tmp_path: Path) -> None:
-    text = "# Have it made. A file of CRIU's. Who asks gets it.\n"
-    (found,) = found_in(tmp_path, "phosd/cli/one.py", text)
-    assert "name the subject first: 'Who asks" in found

@@ -51,7 +51,7 @@ class RescueClient:
         self._ask(wire.Reserve(0, list(processes)), wire.Done)
 
     def end_unused(self) -> None:
-        """Have the mover end. Raises :class:`Internal` if it has, or had, an engine."""
+        """End the mover. Raises :class:`Internal` if it has, or had, an engine."""
         self._ask(wire.Leave(), wire.Farewell)
 
     def close(self) -> None:

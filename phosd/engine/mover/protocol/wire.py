@@ -4,7 +4,7 @@ A client begins with :class:`Attach`. The engine's brings the ends of three sock
 there are four connections; requests of different connections are served at the same time
 (:class:`~phosd.engine.mover.client.mover.Mover` says which goes where). The mover answers with
 :class:`Done` on each when it is ready. A visitor, whose key is empty, may only list guarded memory
-and have it released.
+and ask for its release.
 
 On each connection the engine sends one request at a time and numbers it; the mover answers with any
 number of :class:`Moved` and then one other reply of the same number. :class:`Cancel` may follow a

@@ -229,7 +229,7 @@ class MoverDaemon:
 
 
 def _open_libraries() -> None:
-    """Have ready what takes no GPU and is slow to load, if the first engine comes late enough."""
+    """Load early what takes no GPU and is slow to load, if the first engine comes late enough."""
     try:
         cuda.bindings()
     except PhosError as error:
@@ -275,7 +275,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     begin_log(options.gpu)
     allow_many_descriptors()
-    # Have the driver load the digest kernel at the start, not when it is first launched: in a stop
+    # Let the driver load the digest kernel at the start, not when it is first launched: in a stop
     # there may be no device memory for it, and it must not run beside programs (hazard 47).
     os.environ["CUDA_MODULE_LOADING"] = "EAGER"
     try:

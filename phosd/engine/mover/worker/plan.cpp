@@ -109,7 +109,7 @@ Look Plan::look() {
     return found;
 }
 
-// Every chunk that is left, by the state of its word. A word is only a hint of the program's: what
+// Every chunk that is left, by the state of its word. A word is only the program's hint: what
 // it says changes the order, never whether a chunk is saved.
 void Plan::survey() {
     for (auto* list : {&urgent_, &late_, &shadowing_, &shadowed_, &orphaned_}) list->clear();
