@@ -9,7 +9,7 @@ from phosd.service.api.inventory import Inventory
 from phosd.service.api.job_interface import JOB_READERS, JobMethods
 from phosd.service.api.job_reports import JobReports
 from phosd.service.api.listing import Lists
-from phosd.service.api.maintenance import Upkeep
+from phosd.service.api.maintenance import Maintenance
 from phosd.service.api.manager import MANAGER_READERS, Manager
 from phosd.service.api.moves import Moves
 from phosd.service.api.namespaces import Namespaces
@@ -76,7 +76,9 @@ def compose(config: Config, engine: Engine, connection: Connection, history: His
         serve(GPU, GPU_READERS, GpuMethods(samples)),
     )
     inventory = Inventory(config, engine, tree, history, periodic, interfaces, samples)
-    upkeep = Upkeep(config, engine, history, jobs, inventory, periodic, lambda: tree.changed(ROOT))
+    maintenance = Maintenance(
+        config, engine, history, jobs, inventory, periodic, lambda: tree.changed(ROOT)
+    )
     analyses = Analyses(engine, lambda: [*inventory.processes.values()], lambda: jobs.running > 0)
     own = OwnCheckpoints(
         config.runtime_dir, engine, checkpoints, jobs, rights, readers, inventory.knows
@@ -85,7 +87,7 @@ def compose(config: Config, engine: Engine, connection: Connection, history: His
     runtimes = RuntimeCheckpoints(config.runtime_dir, engine, history, jobs, write_down)
     manager = Manager(
         *(config, engine, history, journal, tree, jobs, periodic, own, runtimes, readers),
-        *(inventory, upkeep, analyses),
+        *(inventory, maintenance, analyses),
     )
     pids = CallerPids(config.runtime_dir, connection.pid_of, readers)
     served = serve(

@@ -20,7 +20,7 @@ _DAY = 86_400.0
 _log = logging.getLogger(__name__)
 
 
-class Upkeep:
+class Maintenance:
     """Periodic maintenance. Calls ``changed`` when :attr:`troubles` may have changed. ``config``
     holds the retention settings. Use it on the event loop only.
     """

@@ -17,7 +17,7 @@ from phosd.engine.system.procfs import boot_id
 from phosd.errors import PhosError, Reason, Unsupported
 from phosd.interface.methods import features
 from phosd.service.api.inventory import Inventory
-from phosd.service.api.maintenance import Upkeep
+from phosd.service.api.maintenance import Maintenance
 from phosd.service.api.views import job_path
 from phosd.service.config import Config
 from phosd.service.dbus.object_tree import ObjectTree
@@ -61,7 +61,7 @@ class Manager:
     runtime_checkpoints: RuntimeCheckpoints
     readers: Readers
     inventory: Inventory
-    upkeep: Upkeep
+    maintenance: Maintenance
     analyses: Analyses
     _metrics: "Metrics | None" = field(default=None, init=False)
     _background: set[asyncio.Task[None]] = field(default_factory=set, init=False)
@@ -89,11 +89,13 @@ class Manager:
     async def start(self) -> None:
         """Scan the node once, then start the background work."""
         await self.inventory.refresh_images()
-        await self.upkeep.reconcile()
+        await self.maintenance.reconcile()
         loop = asyncio.get_running_loop()
 
         def observe() -> None:
-            loop.call_soon_threadsafe(lambda: self._in_background(self.upkeep.history_changed()))
+            loop.call_soon_threadsafe(
+                lambda: self._in_background(self.maintenance.history_changed())
+            )
 
         def listen(event: events.Event) -> None:
             loop.call_soon_threadsafe(self._announce, event)
@@ -106,8 +108,8 @@ class Manager:
         await self.runtime_checkpoints.start()
         self._in_background(self.inventory.watch())
         self._in_background(self.inventory.sample())
-        self._in_background(self.upkeep.go_on())
-        self._in_background(self.upkeep.durability.go_on())
+        self._in_background(self.maintenance.go_on())
+        self._in_background(self.maintenance.durability.go_on())
         self._in_background(self.analyses.go_on())
         if self.config.metrics:
             self._metrics = self._open_metrics()
@@ -120,7 +122,7 @@ class Manager:
         await self.jobs.close()
         await self.own_checkpoints.close()
         await self.runtime_checkpoints.close()
-        await self.upkeep.durability.close()
+        await self.maintenance.durability.close()
         self.history.observer = None
         self.history.listener = None
         if self._metrics is not None:
@@ -146,9 +148,9 @@ class Manager:
         self.periodic.rules = self.config.periodic
         self.jobs.set_limits(self.config.job_limits)
         self.engine.limit(self.config.disk_limits)
-        self.upkeep.config = self.config
-        self.upkeep.forget_old()
-        self._in_background(self.upkeep.delete_old())
+        self.maintenance.config = self.config
+        self.maintenance.forget_old()
+        self._in_background(self.maintenance.delete_old())
         return fixed
 
     async def publish_results(self, job: Job) -> None:
@@ -172,16 +174,16 @@ class Manager:
 
     async def _after(self, job: Job) -> None:
         if job.task.operation in _OF_IMAGES:
-            await self.upkeep.look_for_damage()
+            await self.maintenance.look_for_damage()
         if job.task.operation == "checkpoint":
             try:
                 await self.inventory.refresh_processes()  # its hook answers again
             except (PhosError, OSError) as error:  # the next scan tells it, too
                 _log.debug("processes cannot be listed: %s", error)
         if job.task.operation in _ADD_IMAGES:
-            await self.upkeep.delete_old()
+            await self.maintenance.delete_old()
         if not self.jobs.running:
-            await self.upkeep.compact()
+            await self.maintenance.compact()
 
     def _announce(self, event: events.Event) -> None:
         """Signal an event to everybody on the bus, without its subject: callers who may see it call
@@ -216,5 +218,5 @@ MANAGER_READERS: Mapping[str, Callable[[Manager], object]] = {
     "Version": lambda manager: manager.version,
     "Features": lambda _: list(features()),
     "GPUs": lambda manager: sorted(manager.inventory.gpus),
-    "Troubles": lambda manager: manager.upkeep.troubles,
+    "Troubles": lambda manager: manager.maintenance.troubles,
 }
