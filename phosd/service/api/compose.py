@@ -8,7 +8,7 @@ from phosd.service.api.images import Images
 from phosd.service.api.inventory import Inventory
 from phosd.service.api.job_interface import JOB_READERS, JobMethods
 from phosd.service.api.job_reports import JobReports
-from phosd.service.api.listing import Lists
+from phosd.service.api.listing import Listing
 from phosd.service.api.maintenance import Maintenance
 from phosd.service.api.manager import MANAGER_READERS, Manager
 from phosd.service.api.moves import Moves
@@ -97,7 +97,7 @@ def compose(config: Config, engine: Engine, connection: Connection, history: His
             *(pids, inventory, write_down),
         ),
         Moves(engine, jobs, inventory, rights, readers, pids, write_down),
-        Lists(inventory, jobs, history, rights, readers, pids),
+        Listing(inventory, jobs, history, rights, readers, pids),
         Pruning(engine, history, jobs, readers),
         Namespaces(engine, connection.pid_of, readers),
         Transfers(engine, jobs, rights, readers, write_down),

@@ -27,8 +27,8 @@ JobRow = tuple[int, str, str, str, str]
 GpuRow = tuple[int, str, str, int, int, str]
 
 
-class Lists:
-    """Handlers of the manager. Use it on the event loop only."""
+class Listing:
+    """Handlers of the manager that list things. Use it on the event loop only."""
 
     def __init__(
         self,
