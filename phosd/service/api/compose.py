@@ -26,7 +26,7 @@ from phosd.service.config import Config
 from phosd.service.dbus.caller_pids import CallerPids
 from phosd.service.dbus.object_tree import ObjectTree
 from phosd.service.dbus.polkit import Rights
-from phosd.service.dbus.query_pool import Readers
+from phosd.service.dbus.query_pool import QueryPool
 from phosd.service.dbus.spec import serve
 from phosd.service.history.history import History
 from phosd.service.jobs.engine import Engine
@@ -48,7 +48,7 @@ def compose(config: Config, engine: Engine, connection: Connection, history: His
     rights = Rights(connection)
     tree = ObjectTree(connection, rights.inspects)
     # Long reads and slow programs must not delay scans of the node.
-    readers = Readers()
+    query_pool = QueryPool()
     samples = Samples()
     journal = Journal(config.runtime_dir / "journal")
     job_object = serve(JOB, JOB_READERS, JobMethods(rights, lambda job: jobs.cancel(job)))
@@ -68,8 +68,8 @@ def compose(config: Config, engine: Engine, connection: Connection, history: His
         lambda target: inventory.suspended(target.pid),
         verifications.rehearse_next,
     )
-    of_processes = ProcessMethods(engine, history, rights, readers, lambda: analyses.wake())
-    of_images = ImageMethods(engine, rights, readers, lambda: inventory.refresh_images())
+    of_processes = ProcessMethods(engine, history, rights, query_pool, lambda: analyses.wake())
+    of_images = ImageMethods(engine, rights, query_pool, lambda: inventory.refresh_images())
     interfaces = ObjectInterfaces(
         serve(PROCESS, PROCESS_READERS, of_processes),
         serve(IMAGE, IMAGE_READERS, of_images),
@@ -81,26 +81,26 @@ def compose(config: Config, engine: Engine, connection: Connection, history: His
     )
     analyses = Analyses(engine, lambda: [*inventory.processes.values()], lambda: jobs.running > 0)
     own = OwnCheckpoints(
-        config.runtime_dir, engine, checkpoints, jobs, rights, readers, inventory.knows
+        config.runtime_dir, engine, checkpoints, jobs, rights, query_pool, inventory.knows
     )
     write_down = reports.write_down
     runtimes = RuntimeCheckpoints(config.runtime_dir, engine, history, jobs, write_down)
     manager = Manager(
-        *(config, engine, history, journal, tree, jobs, periodic, own, runtimes, readers),
+        *(config, engine, history, journal, tree, jobs, periodic, own, runtimes, query_pool),
         *(inventory, maintenance, analyses),
     )
-    pids = CallerPids(config.runtime_dir, connection.pid_of, readers)
+    pids = CallerPids(config.runtime_dir, connection.pid_of, query_pool)
     served = serve(
         *(MANAGER, MANAGER_READERS),
         Images(
-            *(engine, history, jobs, rights, checkpoints, verifications, periodic, readers),
+            *(engine, history, jobs, rights, checkpoints, verifications, periodic, query_pool),
             *(pids, inventory, write_down),
         ),
-        Moves(engine, jobs, inventory, rights, readers, pids, write_down),
-        Listing(inventory, jobs, history, rights, readers, pids),
-        Pruning(engine, history, jobs, readers),
-        Namespaces(engine, connection.pid_of, readers),
-        Transfers(engine, jobs, rights, readers, write_down),
+        Moves(engine, jobs, inventory, rights, query_pool, pids, write_down),
+        Listing(inventory, jobs, history, rights, query_pool, pids),
+        Pruning(engine, history, jobs, query_pool),
+        Namespaces(engine, connection.pid_of, query_pool),
+        Transfers(engine, jobs, rights, query_pool, write_down),
     )
     tree.publish(ROOT, served, manager, owner=None)
     return manager

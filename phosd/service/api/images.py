@@ -15,7 +15,7 @@ from phosd.service.api.views import job_path
 from phosd.service.dbus.caller import Caller
 from phosd.service.dbus.caller_pids import CallerPids
 from phosd.service.dbus.polkit import Action, Rights
-from phosd.service.dbus.query_pool import Readers
+from phosd.service.dbus.query_pool import QueryPool
 from phosd.service.dbus.spec import method
 from phosd.service.history.history import History
 from phosd.service.jobs.engine import Engine
@@ -45,7 +45,7 @@ class Images:
         checkpoints: Checkpoints,
         verifications: Verifications,
         periodic: Periodic,
-        readers: Readers,
+        query_pool: QueryPool,
         pids: CallerPids,
         inventory: Inventory,
         write_down: Callable[[Job], None],
@@ -57,7 +57,7 @@ class Images:
         self._checkpoints = checkpoints
         self._verifications = verifications
         self._periodic = periodic
-        self._readers = readers
+        self._query_pool = query_pool
         self._pids = pids
         self._inventory = inventory
         self._write_down = write_down
@@ -133,7 +133,7 @@ class Images:
         )
         if options.parent == "auto":
             options = msgspec.structs.replace(options, parent="")
-        found = await self._readers.run(
+        found = await self._query_pool.run(
             caller.uid, self._engine.try_checkpoint, pid, options, acting
         )
         return [check_row(each) for each in found]
@@ -147,7 +147,7 @@ class Images:
             require_destination(options.gpu)
         _, acting = await self._image_for(caller, Action.RESTORE, image)
         options = await self._with_pids_of_ours(caller, options)
-        found = await self._readers.run(
+        found = await self._query_pool.run(
             caller.uid, self._engine.try_restore, image, options, acting
         )
         return [check_row(each) for each in found]

@@ -10,7 +10,7 @@ from phosd.service.api.views import created, image_path, job_path
 from phosd.service.dbus.caller import Caller
 from phosd.service.dbus.caller_pids import CallerPids
 from phosd.service.dbus.polkit import Rights
-from phosd.service.dbus.query_pool import Readers
+from phosd.service.dbus.query_pool import QueryPool
 from phosd.service.dbus.spec import method
 from phosd.service.history import queries
 from phosd.service.history.database import Row
@@ -36,14 +36,14 @@ class Listing:
         jobs: JobTable,
         history: History,
         rights: Rights,
-        readers: Readers,
+        query_pool: QueryPool,
         pids: CallerPids,
     ) -> None:
         self._inventory = inventory
         self._jobs = jobs
         self._history = history
         self._rights = rights
-        self._readers = readers
+        self._query_pool = query_pool
         self._pids = pids
 
     @method("GetProcess")
@@ -158,13 +158,15 @@ class Listing:
                 for row in found
             ]
 
-        return await self._readers.run(caller.uid, read)
+        return await self._query_pool.run(caller.uid, read)
 
     @method("ListEvents")
     async def list_events(self, caller: Caller, options: EventOptions) -> list[dict[str, Variant]]:
         """List the latest events that the caller may see, newest first."""
         owner = None if await self._rights.inspects(caller) else caller.uid
-        found = await self._readers.run(caller.uid, queries.events, self._history, options, owner)
+        found = await self._query_pool.run(
+            caller.uid, queries.events, self._history, options, owner
+        )
         return [_told(row) for row in found]
 
     async def _seen(

@@ -21,7 +21,7 @@ from phosd.service.api.maintenance import Maintenance
 from phosd.service.api.views import job_path
 from phosd.service.config import Config
 from phosd.service.dbus.object_tree import ObjectTree
-from phosd.service.dbus.query_pool import Readers
+from phosd.service.dbus.query_pool import QueryPool
 from phosd.service.history import events
 from phosd.service.history.history import History
 from phosd.service.jobs.engine import Programs
@@ -59,7 +59,7 @@ class Manager:
     periodic: Periodic
     own_checkpoints: OwnCheckpoints
     runtime_checkpoints: RuntimeCheckpoints
-    readers: Readers
+    query_pool: QueryPool
     inventory: Inventory
     maintenance: Maintenance
     analyses: Analyses
@@ -132,7 +132,7 @@ class Manager:
         await asyncio.gather(*self._background, return_exceptions=True)
         await self.inventory.close()
         self.analyses.close()
-        self.readers.close()
+        self.query_pool.close()
 
     def reconfigure(self, new: Config) -> list[str]:
         """Apply the settings that can change while phosd runs; return the names of changed settings

@@ -18,7 +18,7 @@ from phosd.service.api.views import job_path
 from phosd.service.dbus.caller import Caller
 from phosd.service.dbus.caller_pids import CallerPids
 from phosd.service.dbus.polkit import Action, Rights
-from phosd.service.dbus.query_pool import Readers
+from phosd.service.dbus.query_pool import QueryPool
 from phosd.service.dbus.spec import method
 from phosd.service.jobs.engine import Programs
 from phosd.service.jobs.options import MigrateRequest, ResumeRequest, SuspendRequest
@@ -55,7 +55,7 @@ class Moves:
         jobs: JobTable,
         inventory: Inventory,
         rights: Rights,
-        readers: Readers,
+        query_pool: QueryPool,
         pids: CallerPids,
         write_down: Callable[[Job, Target], None],
     ) -> None:
@@ -63,7 +63,7 @@ class Moves:
         self._jobs = jobs
         self._inventory = inventory
         self._rights = rights
-        self._readers = readers
+        self._query_pool = query_pool
         self._pids = pids
         self._write_down = write_down
         self._thawing: set[asyncio.Task[None]] = set()
@@ -152,7 +152,7 @@ class Moves:
         ordinal = find(gpu, gpus)
         found = next(each for each in gpus if each.ordinal == ordinal)
         everybody = await self._rights.inspects(caller)
-        steps = await self._readers.run(caller.uid, self._plan, found, caller, everybody)
+        steps = await self._query_pool.run(caller.uid, self._plan, found, caller, everybody)
         return [_told(found.ordinal, step) for step in steps]
 
     @method("Recover")

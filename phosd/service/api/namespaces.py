@@ -6,7 +6,7 @@ from typing import Annotated
 import msgspec
 
 from phosd.service.dbus.caller import Caller
-from phosd.service.dbus.query_pool import Readers
+from phosd.service.dbus.query_pool import QueryPool
 from phosd.service.dbus.spec import Options, method
 from phosd.service.jobs.engine import Programs
 
@@ -25,11 +25,11 @@ class Namespaces:
     """
 
     def __init__(
-        self, engine: Programs, pid_of: Callable[[str], Awaitable[int]], readers: Readers
+        self, engine: Programs, pid_of: Callable[[str], Awaitable[int]], query_pool: QueryPool
     ) -> None:
         self._engine = engine
         self._pid_of = pid_of
-        self._readers = readers
+        self._query_pool = query_pool
 
     @method("MakePidNamespace")
     async def make_pid_namespace(
@@ -40,6 +40,6 @@ class Namespaces:
         to start.
         """
         pid = await self._pid_of(caller.name)
-        return await self._readers.run(
+        return await self._query_pool.run(
             caller.uid, self._engine.make_pid_namespace, pid, caller.uid, socket, options.end
         )

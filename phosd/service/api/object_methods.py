@@ -16,7 +16,7 @@ from phosd.errors import InvalidOption, Reason, Unsupported
 from phosd.service.api.views import ImageView, ProcessView, microseconds, or_unknown
 from phosd.service.dbus.caller import Caller
 from phosd.service.dbus.polkit import Action, Rights
-from phosd.service.dbus.query_pool import Readers
+from phosd.service.dbus.query_pool import QueryPool
 from phosd.service.dbus.spec import Options, method
 from phosd.service.history.history import History
 from phosd.service.jobs.engine import Engine
@@ -93,13 +93,13 @@ class ProcessMethods:
         engine: Engine,
         history: History,
         rights: Rights,
-        readers: Readers,
+        query_pool: QueryPool,
         wake_analysis: Callable[[], None],
     ) -> None:
         self._engine = engine
         self._history = history
         self._rights = rights
-        self._readers = readers
+        self._query_pool = query_pool
         self._wake_analysis = wake_analysis
 
     @method("ListBlocks")
@@ -185,7 +185,7 @@ class ProcessMethods:
             self._history.flush()
             return len(meant)
 
-        return await self._readers.run(caller.uid, trust)
+        return await self._query_pool.run(caller.uid, trust)
 
     @method("ReadLog")
     async def read_log(self, caller: Caller, view: ProcessView) -> str:
@@ -197,7 +197,7 @@ class ProcessMethods:
     ) -> _T:
         now = _still(view)
         await self._rights.require_sight(caller, now.uid, f"process {now.pid}")
-        return await self._readers.run(caller.uid, ask, now, now.id)
+        return await self._query_pool.run(caller.uid, ask, now, now.id)
 
 
 class ImageMethods:
@@ -209,12 +209,12 @@ class ImageMethods:
         self,
         engine: Engine,
         rights: Rights,
-        readers: Readers,
+        query_pool: QueryPool,
         look_again: Callable[[], Awaitable[None]],
     ) -> None:
         self._engine = engine
         self._rights = rights
-        self._readers = readers
+        self._query_pool = query_pool
         self._look_again = look_again
 
     @method("ListBlocks")
@@ -227,7 +227,7 @@ class ImageMethods:
         """
         manifest = view.manifest
         await self._rights.require_sight(caller, manifest.owner, f"image {manifest.id}")
-        return await self._readers.run(caller.uid, _content, view, options)
+        return await self._query_pool.run(caller.uid, _content, view, options)
 
     @method("SetNote")
     async def set_note(self, caller: Caller, view: ImageView, note: str) -> None:
@@ -238,7 +238,7 @@ class ImageMethods:
         await self._rights.require(
             caller, Action.DELETE, view.manifest.owner, f"image {image}", image=image
         )
-        await self._readers.run(caller.uid, self._engine.set_note, image, note)
+        await self._query_pool.run(caller.uid, self._engine.set_note, image, note)
         await self._look_again()
 
 

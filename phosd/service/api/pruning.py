@@ -10,7 +10,7 @@ from phosd.errors import InvalidOption
 from phosd.service.api.views import ImageView, created, microseconds
 from phosd.service.clock import age_clock
 from phosd.service.dbus.caller import Caller
-from phosd.service.dbus.query_pool import Readers
+from phosd.service.dbus.query_pool import QueryPool
 from phosd.service.dbus.spec import Options, method
 from phosd.service.history.history import History
 from phosd.service.jobs.engine import Images
@@ -44,11 +44,13 @@ class Pruning:
     it on the event loop only.
     """
 
-    def __init__(self, engine: Images, history: History, jobs: JobTable, readers: Readers) -> None:
+    def __init__(
+        self, engine: Images, history: History, jobs: JobTable, query_pool: QueryPool
+    ) -> None:
         self._engine = engine
         self._history = history
         self._jobs = jobs
-        self._readers = readers
+        self._query_pool = query_pool
 
     @method("PlanPruning")
     async def plan_pruning(
@@ -69,7 +71,7 @@ class Pruning:
                 ("output", each.name, each.size, microseconds(each.written), why) for each in found
             ]
 
-        return await self._readers.run(caller.uid, plan)
+        return await self._query_pool.run(caller.uid, plan)
 
     @method("RemoveOutputs")
     async def remove_outputs(
@@ -77,7 +79,7 @@ class Pruning:
     ) -> list[str]:
         """Remove output folders by name, but those that something needs; return which are gone."""
         before = age_clock() - options.older
-        return await self._readers.run(
+        return await self._query_pool.run(
             caller.uid,
             self._engine.remove_outputs_of,
             caller.uid,

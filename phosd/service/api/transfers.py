@@ -9,7 +9,7 @@ from phosd.service.api.images import CheckRow, check_row
 from phosd.service.api.views import job_path
 from phosd.service.dbus.caller import Caller
 from phosd.service.dbus.polkit import Action, Rights
-from phosd.service.dbus.query_pool import Readers
+from phosd.service.dbus.query_pool import QueryPool
 from phosd.service.dbus.spec import method
 from phosd.service.jobs.engine import Images
 from phosd.service.jobs.options import ImportRequest, JobOptions
@@ -34,13 +34,13 @@ class Transfers:
         engine: Images,
         jobs: JobTable,
         rights: Rights,
-        readers: Readers,
+        query_pool: QueryPool,
         write_down: Callable[[Job], None],
     ) -> None:
         self._engine = engine
         self._jobs = jobs
         self._rights = rights
-        self._readers = readers
+        self._query_pool = query_pool
         self._write_down = write_down
 
     @method("Export")
@@ -79,14 +79,14 @@ class Transfers:
         caller sends the beginning of the image, and nothing is stored.
         """
         owner = await self._future_owner(caller, options)
-        found = await self._readers.run(
+        found = await self._query_pool.run(
             caller.uid,
             self._engine.try_import,
             options,
             owner,
             caller.uid,
             socket,
-            self._readers.over,
+            self._query_pool.over,
         )
         return [check_row(each) for each in found]
 

@@ -8,18 +8,18 @@ from phosd.bus import CallError
 from phosd.engine.system import pid_namespaces
 from phosd.errors import NoSuchProcess
 from phosd.service.dbus.caller import Caller
-from phosd.service.dbus.query_pool import Readers
+from phosd.service.dbus.query_pool import QueryPool
 
 
 class CallerPids:
     """Use it on the event loop only. ``pid_of`` returns the pid of a connection."""
 
     def __init__(
-        self, runtime_dir: Path, pid_of: Callable[[str], Awaitable[int]], readers: Readers
+        self, runtime_dir: Path, pid_of: Callable[[str], Awaitable[int]], query_pool: QueryPool
     ) -> None:
         self._runtime_dir = runtime_dir
         self._pid_of = pid_of
-        self._readers = readers
+        self._query_pool = query_pool
 
     async def known_here(self, caller: Caller, pid: int) -> int:
         """Return the pid by which phosd knows the process that the caller knows by ``pid``.
@@ -31,7 +31,7 @@ class CallerPids:
         with suppress(CallError, OSError):  # the caller has left the bus, or ended
             calling = await self._pid_of(caller.name)
             if pid_namespaces.is_nested(calling):
-                return await self._readers.run(caller.uid, self._outside, calling, pid)
+                return await self._query_pool.run(caller.uid, self._outside, calling, pid)
         return pid
 
     def _outside(self, calling: int, pid: int) -> int:

@@ -16,7 +16,7 @@ _T = TypeVar("_T")
 _P = ParamSpec("_P")
 
 
-class Readers:
+class QueryPool:
     """A pool of threads in which each user has a limited share. Use it on the event loop only.
 
     A read goes on when its caller leaves the bus, and still counts towards the user's share, so

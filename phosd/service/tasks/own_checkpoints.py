@@ -35,7 +35,7 @@ from phosd.interface.options import Then
 from phosd.service.connections import accepted, readable, receive
 from phosd.service.dbus.caller import Caller
 from phosd.service.dbus.polkit import Action, Rights
-from phosd.service.dbus.query_pool import Readers
+from phosd.service.dbus.query_pool import QueryPool
 from phosd.service.jobs.engine import Engine
 from phosd.service.jobs.options import OwnCheckpointRequest
 from phosd.service.jobs.table import JobTable
@@ -124,7 +124,7 @@ class OwnCheckpoints:
         checkpoints: Checkpoints,
         jobs: JobTable,
         rights: Rights,
-        readers: Readers,
+        query_pool: QueryPool,
         is_known: Callable[[Target], bool],
     ) -> None:
         self._runtime_dir = runtime_dir
@@ -133,7 +133,7 @@ class OwnCheckpoints:
         self._checkpoints = checkpoints
         self._jobs = jobs
         self._rights = rights
-        self._readers = readers
+        self._query_pool = query_pool
         self._is_known = is_known
         self._listener: socket.socket | None = None
         self._accepting: asyncio.Task[None] | None = None
@@ -235,7 +235,7 @@ class OwnCheckpoints:
             raise InvalidOption(f"{wish.name!r} can be no name of an image", hint=NAMES)
         self._count(uid)
         require_same(asks)
-        if not self._is_known(asks) and not await self._readers.run(
+        if not self._is_known(asks) and not await self._query_pool.run(
             uid, self._engine.is_gpu_process, asks.pid
         ):
             raise NoSuchProcess(
@@ -277,7 +277,9 @@ class OwnCheckpoints:
         while True:
             require_same(target)
             try:
-                await self._readers.run(uid, self._engine.answer_wish, target.id, wish.number, text)
+                await self._query_pool.run(
+                    uid, self._engine.answer_wish, target.id, wish.number, text
+                )
                 return
             except Busy:  # another job works on it, which may be about to save it
                 if time.monotonic() > give_up:

@@ -7,21 +7,21 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 
-from phosd.service.dbus.query_pool import Readers
+from phosd.service.dbus.query_pool import QueryPool
 
 PATIENCE = 30.0
 
 
 @asynccontextmanager
-async def readers() -> AsyncIterator[Readers]:
-    made = Readers()
+async def query_pool() -> AsyncIterator[QueryPool]:
+    made = QueryPool()
     yield made
     made.close()
 
 
 def test_values_and_errors_come_back() -> None:
     async def run() -> None:
-        async with readers() as threads:
+        async with query_pool() as threads:
             assert await threads.run(1, divmod, 7, 2) == (3, 1)
             with pytest.raises(ZeroDivisionError):
                 await threads.run(1, divmod, 7, 0)
@@ -41,7 +41,7 @@ def test_one_user_does_not_take_all_threads() -> None:
             at_work.release()
             go.wait(PATIENCE)
 
-        async with readers() as threads:
+        async with query_pool() as threads:
             waiting = []
             for number in range(20):
                 call = asyncio.create_task(threads.run(1, slow, number))
@@ -66,7 +66,7 @@ def test_one_user_does_not_take_all_threads() -> None:
 def test_what_waits_at_the_end_is_dropped() -> None:
     async def run() -> None:
         go = threading.Event()
-        async with readers() as threads:
+        async with query_pool() as threads:
             calls = [asyncio.create_task(threads.run(1, go.wait, PATIENCE)) for _ in range(5)]
             await asyncio.sleep(0)
         done, left = await asyncio.wait(calls, timeout=PATIENCE)
