@@ -23,7 +23,7 @@ from phosd import unix_sockets
 from phosd.cli.run_command import enclosed
 from phosd.client.transfer import Transfer
 from phosd.engine.criu.files import file_worker
-from phosd.engine.criu.restore.inherited_stdio import Outlets
+from phosd.engine.criu.restore.inherited_stdio import RestoredStdio
 from phosd.engine.criu.run.invocation import Owner
 from phosd.engine.criu.run.tracers import Tracer, Turn
 from phosd.engine.hook_client import distrust
@@ -208,9 +208,9 @@ def a_programs_output(monkeypatch: pytest.MonkeyPatch, place: Path) -> None:
     details = CpuDetails(
         *(0, 0, (), "", "", False, 0), endpoints=(Endpoint(EndpointKind.SOCKET, "key", 1, 1),)
     )
-    outlets = Outlets(1, details, Owner(0, 0, ()), None).__enter__()
-    with socket.socket(fileno=os.dup(outlets._program[0])) as program, lingering_in(program):
-        ends(outlets._close, "a restore whose shim was killed")
+    stdio = RestoredStdio(1, details, Owner(0, 0, ()), None).__enter__()
+    with socket.socket(fileno=os.dup(stdio._program[0])) as program, lingering_in(program):
+        ends(stdio._close, "a restore whose shim was killed")
 
 
 def a_tracer(monkeypatch: pytest.MonkeyPatch, place: Path) -> None:

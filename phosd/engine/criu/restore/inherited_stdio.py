@@ -15,7 +15,7 @@ from phosd.engine.image.cpu_manifest import CpuDetails, EndpointKind
 from phosd.engine.program.namespace_maker import NamespaceMaker
 
 
-class Outlets(CriuPart):
+class RestoredStdio(CriuPart):
     """Pairs of ends that replace those which led out of the tree: of each, CRIU gets one, and the
     restore shim the other.
     """

@@ -12,7 +12,7 @@ from phosd.engine.criu.images.rights import TO_RESTORE, Rights
 from phosd.engine.criu.restore.admission import require_free
 from phosd.engine.criu.restore.bounding_sets import with_full_sets
 from phosd.engine.criu.restore.driver_phase import DriverPhase, HeldRestore
-from phosd.engine.criu.restore.inherited_stdio import Outlets
+from phosd.engine.criu.restore.inherited_stdio import RestoredStdio
 from phosd.engine.criu.restore.made_processes import MadeProcesses, NoneLeft, StayAlive
 from phosd.engine.criu.restore.missing_devices import MissingDevices
 from phosd.engine.criu.restore.options import TreeRestoreOptions, in_own_namespace
@@ -251,7 +251,9 @@ class _Run:
         tree, details, owner, options = self.tree, self.tree.details, self.tree.user, self.options
         rights = SameRights(tree, self.rights, self.made)
         yield StayAlive(self.made, self.rights.of.keys())
-        yield Outlets(tree.record.root, details, owner, options.end, self.namespace, options.output)
+        yield RestoredStdio(
+            tree.record.root, details, owner, options.end, self.namespace, options.output
+        )
         if not options.rehearsed:
             # Their addresses may be the original's; without new ones CRIU makes closed sockets.
             yield PortsTakenBack(tree.folder, details.connections)
