@@ -25,7 +25,7 @@ from typing import Any
 from bench.checkpoint import gone, wait_until
 from phosd.engine.criu.dump import dump
 from phosd.engine.criu.dump.dump import DumpOptions
-from phosd.engine.criu.restore import piece_copier, spared_pages
+from phosd.engine.criu.restore import parallel_pages, piece_copier
 from phosd.engine.criu.restore.options import TreeRestoreOptions
 from phosd.engine.criu.restore.restore import restore_tree
 from phosd.engine.criu.restore.saved_tree import SavedTree
@@ -73,26 +73,29 @@ class Times:
 def restored(criu: Criu, saved_tree: SavedTree, log: Path) -> dict[str, float]:
     """Restore the program once, see that it runs, and end it."""
     times = Times()
-    complete, begun = spared_pages.PagesPutBack.made, spared_pages.PagesPutBack.__init__
+    complete, begun = (
+        parallel_pages.ParallelPageLoader.made,
+        parallel_pages.ParallelPageLoader.__init__,
+    )
 
-    def noting(self: spared_pages.PagesPutBack) -> bool:
+    def noting(self: parallel_pages.ParallelPageLoader) -> bool:
         times.note("made")
         done = complete(self)
         if done:
             times.note("put_back")
         return done
 
-    def beginning(self: spared_pages.PagesPutBack, *arguments: Any) -> None:
+    def beginning(self: parallel_pages.ParallelPageLoader, *arguments: Any) -> None:
         times.note("copied")
         begun(self, *arguments)
 
-    setattr(spared_pages.PagesPutBack, "made", noting)  # noqa: B010 (mypy refuses the other)
-    setattr(spared_pages.PagesPutBack, "__init__", beginning)  # noqa: B010
+    setattr(parallel_pages.ParallelPageLoader, "made", noting)  # noqa: B010 (mypy refuses the other)
+    setattr(parallel_pages.ParallelPageLoader, "__init__", beginning)  # noqa: B010
     try:
         found = restore_tree(criu, saved_tree, TreeRestoreOptions())
     finally:
-        setattr(spared_pages.PagesPutBack, "made", complete)  # noqa: B010
-        setattr(spared_pages.PagesPutBack, "__init__", begun)  # noqa: B010
+        setattr(parallel_pages.ParallelPageLoader, "made", complete)  # noqa: B010
+        setattr(parallel_pages.ParallelPageLoader, "__init__", begun)  # noqa: B010
     times.note("seconds")
     before = log.read_bytes().count(b"\n")
     wait_until(lambda: log.read_bytes().count(b"\n") > before + 1, "its next lines", log)
@@ -121,13 +124,13 @@ def main() -> None:
     arguments = parser.parse_args()
     criu = Criu.find()
     threads = [int(number) for number in arguments.threads.split(",")]
-    least = spared_pages._LEAST
+    least = parallel_pages._LEAST
     with tempfile.TemporaryDirectory(prefix="phos-bench-", dir=arguments.folder) as name:
         folder = Path(name)
         tree_saved = saved(criu, folder, arguments.mib)
         byte_count = sum(file.size for file in tree_saved.record.files)
         for count in (0, *threads):
-            spared_pages._LEAST = least if count else _NEVER
+            parallel_pages._LEAST = least if count else _NEVER
             piece_copier._MOST_THREADS = count
             rows = []
             for _ in range(arguments.times):

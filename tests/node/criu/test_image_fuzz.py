@@ -20,8 +20,8 @@ import pytest
 from phosd.engine.criu.images import pagemap
 from phosd.engine.criu.images.digests import digests
 from phosd.engine.criu.images.rights import Rights
+from phosd.engine.criu.restore import parallel_pages
 from phosd.engine.criu.restore import restore as criu_restore
-from phosd.engine.criu.restore import spared_pages
 from phosd.engine.criu.restore.options import TreeRestoreOptions
 from phosd.engine.criu.run.invocation import Owner
 from phosd.engine.program import tree
@@ -172,8 +172,8 @@ def test_changed_images(
         life.record = msgspec.structs.replace(life.record, files=digests(life.images))
         # Every other time threads put back what of its little memory they can.
         spares = chance.random() < 0.5
-        monkeypatch.setattr(spared_pages, "_LEAST", 1 if spares else 1 << 60)
-        monkeypatch.setattr(spared_pages, "_MOST_KEPT", 0)
+        monkeypatch.setattr(parallel_pages, "_LEAST", 1 if spares else 1 << 60)
+        monkeypatch.setattr(parallel_pages, "_MOST_KEPT", 0)
         monkeypatch.setattr(pagemap, "LEAST_RUN", 1)
         began = time.monotonic()
         with contextlib.suppress(PhosError):

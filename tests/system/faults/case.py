@@ -15,7 +15,7 @@ UNSEEN_GPU = (Point.HOOK_MAKE,)
 """Met on GPUs that a program did not see at first (tests/node/moves/test_unseen_gpus.py)."""
 HOOK = tuple(p for p in Point if p.startswith("hook-") and p not in UNSEEN_GPU)
 LARGE_MEMORY = (Point.RESTORE_PAGES,)
-"""Met by programs with more memory than those here (tests/node/criu/test_spared_pages.py)."""
+"""Met by programs with more memory than those here (tests/node/criu/test_parallel_pages.py)."""
 RESTORE = tuple(
     p
     for p in Point

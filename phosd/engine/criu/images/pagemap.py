@@ -3,7 +3,7 @@
 CRIU's ``pagemap-<pid>.img`` lists runs of pages. The bytes of a run are in ``pages-<number>.img``,
 one run after the other, so each begins where those before it end. CRIU reads them with one thread;
 runs that it does not find in the list are left as they are mapped, empty, and can be written by
-others before the process runs (:mod:`phosd.engine.criu.restore.spared_pages`). That is possible
+others before the process runs (:mod:`phosd.engine.criu.restore.parallel_pages`). That is possible
 where
 
 - the memory is private and the process may write to it, so no right of the mapping is overridden;

@@ -16,11 +16,15 @@ from phosd.engine.criu.restore.inherited_stdio import RestoredStdio
 from phosd.engine.criu.restore.made_processes import MadeProcesses, NoneLeft, StayAlive
 from phosd.engine.criu.restore.missing_devices import MissingDevices
 from phosd.engine.criu.restore.options import TreeRestoreOptions, in_own_namespace
+from phosd.engine.criu.restore.parallel_pages import (
+    ParallelPageLoader,
+    ParallelPages,
+    parallel_pages,
+)
 from phosd.engine.criu.restore.reconnection import Reconnected
 from phosd.engine.criu.restore.rehearsal import Rehearsal
 from phosd.engine.criu.restore.restored_rights import SameRights, saved_rights
 from phosd.engine.criu.restore.saved_tree import SavedTree
-from phosd.engine.criu.restore.spared_pages import PagesPutBack, SparedPages, spared_pages
 from phosd.engine.criu.restore.tree_files import TreeFiles
 from phosd.engine.criu.run.action_script import RESTORED, ActionScript
 from phosd.engine.criu.run.cgroup_place import place_of
@@ -109,7 +113,7 @@ def restore_tree(
             tree = stack.enter_context(clone.private_copy())
         sets = with_full_sets(tree, rights, private=clone is not None)
         tree, private = stack.enter_context(sets)
-        tree, spared = stack.enter_context(spared_pages(tree, private=private))
+        tree, spared = stack.enter_context(parallel_pages(tree, private=private))
         files.prepare()
         made = MadeProcesses(tree, namespace)
         try:
@@ -162,7 +166,7 @@ def rehearse_tree(
         NamespaceMaker(_runtime_dir(criu), image=image, ids=tree.ids, apart=True) as maker,
         rehearsal.private_copy() as changed,
         with_full_sets(changed, rights, private=True) as (full, private),
-        spared_pages(full, private=private) as (copy, spared),
+        parallel_pages(full, private=private) as (copy, spared),
     ):
         made = MadeProcesses(copy, maker)
         wanted = {process.pid for process in copy.processes}
@@ -224,7 +228,7 @@ class _Run:
     options: TreeRestoreOptions
     made: MadeProcesses
     namespace: NamespaceMaker | None
-    spared: Sequence[SparedPages]
+    spared: Sequence[ParallelPages]
 
     def restore(
         self,
@@ -259,7 +263,7 @@ class _Run:
             yield PortsTakenBack(tree.folder, details.connections)
             yield Reconnected(details.connections, tree.folder, owner)
         yield MissingDevices(details.devices, owner)
-        yield PagesPutBack(self.spared, self.made, owner, TO_RESTORE)
+        yield ParallelPageLoader(self.spared, self.made, owner, TO_RESTORE)
         yield _AwaitCaller(complete, watched=not options.rehearsed)
         yield rights
         if driver is not None:

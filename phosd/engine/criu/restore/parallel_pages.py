@@ -55,7 +55,7 @@ _NO_COPY = (errno.ENOSPC, errno.EDQUOT, errno.EPERM, errno.EOPNOTSUPP, errno.EML
 
 
 @dataclass(frozen=True)
-class SparedPages:
+class ParallelPages:
     """The ``runs`` of the process that was saved as ``pid`` which CRIU does not put back. ``pages``
     is an open descriptor of the file with their bytes, which is called ``name``.
     """
@@ -70,7 +70,7 @@ class SparedPages:
 class _Division:
     """How the pages of a process are divided: those that are ``spared``, and the list of others."""
 
-    spared: SparedPages
+    spared: ParallelPages
     kept: Sequence[Run]
     pagemap: Pagemap
 
@@ -104,9 +104,9 @@ class _Division:
 
 
 @contextmanager
-def spared_pages(
+def parallel_pages(
     tree: SavedTree, *, private: bool = False
-) -> Iterator[tuple[SavedTree, Sequence[SparedPages]]]:
+) -> Iterator[tuple[SavedTree, Sequence[ParallelPages]]]:
     """Yield the tree with CRIU's files as they are for a restore in which CRIU is spared large runs
     of pages, and these; none if there are few, or no room for the rest beside the image.
 
@@ -188,17 +188,17 @@ def _division(
             f"{pages} is shorter than the pages of process {pid}",
             hint="restore another image; this one is damaged",
         )
-    return _Division(SparedPages(pid, descriptor, pages.name, spared), kept, pagemap)
+    return _Division(ParallelPages(pid, descriptor, pages.name, spared), kept, pagemap)
 
 
-class PagesPutBack(CriuPart):
-    """Writes spared pages to the processes that a restore has ``made`` as ``owner``, with these
+class ParallelPageLoader(CriuPart):
+    """Writes these pages to the processes that a restore has ``made`` as ``owner``, with these
     ``capabilities``. Leaving the context stops it.
     """
 
     def __init__(
         self,
-        spared: Sequence[SparedPages],
+        spared: Sequence[ParallelPages],
         made: MadeProcesses,
         owner: Owner,
         capabilities: Collection[Capability],
@@ -209,7 +209,7 @@ class PagesPutBack(CriuPart):
         self._capabilities = capabilities
         self._opened = ExitStack()
         self._copier: PieceCopier | None = None
-        self._targets: dict[int, tuple[SparedPages, int]] = {}
+        self._targets: dict[int, tuple[ParallelPages, int]] = {}
         """By descriptor of its memory, what a process lacks, and its pid now."""
 
     def made(self) -> bool:
@@ -297,7 +297,7 @@ class PagesPutBack(CriuPart):
         )
 
 
-def _unreadable(spared: SparedPages, error: NotReadError) -> Internal:
+def _unreadable(spared: ParallelPages, error: NotReadError) -> Internal:
     why = error.cause.strerror if error.cause is not None else "the file ends there"
     return Internal(
         f"{spared.name}, the saved memory of process {spared.pid}, cannot be read at byte"

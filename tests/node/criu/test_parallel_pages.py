@@ -19,7 +19,7 @@ import pytest
 from phosd.engine import faults
 from phosd.engine.criu.images import rseq_areas
 from phosd.engine.criu.images.digests import digests
-from phosd.engine.criu.restore import spared_pages as spared
+from phosd.engine.criu.restore import parallel_pages
 from phosd.engine.criu.restore.clone import Clone, CloneFiles
 from phosd.engine.criu.restore.made_processes import MadeProcesses
 from phosd.engine.criu.restore.options import TreeRestoreOptions
@@ -190,7 +190,7 @@ def test_memory_of_all_shapes_is_equal(lives: Callable[[int], Life], uid: int) -
     before = [mappings(pid) for pid in pids]
     life.kill()
     parents, childs = ({(each.start, each.end) for each in process} for process in before)
-    with spared.spared_pages(life.saved_tree) as (_, (pages,)):
+    with parallel_pages.parallel_pages(life.saved_tree) as (_, (pages,)):
         assert pages.pid == life.pid
         assert sum(run.length for run in pages.runs) > 64 << 20
         for run in pages.runs:  # CRIU has to find a fork's copies
@@ -271,16 +271,16 @@ def test_what_a_killed_phosd_leaves_is_found(large: Life) -> None:
 
 
 def test_a_process_that_is_killed_meanwhile(large: Life, monkeypatch: pytest.MonkeyPatch) -> None:
-    begun = spared.PagesPutBack._pieces
+    begun = parallel_pages.ParallelPageLoader._pieces
 
-    def killed(self: spared.PagesPutBack, ids: dict[int, int]) -> list[Piece]:
+    def killed(self: parallel_pages.ParallelPageLoader, ids: dict[int, int]) -> list[Piece]:
         pieces = begun(self, ids)
         os.kill(large.pid, signal.SIGKILL)
         wait_for(lambda: procfs.ending(large.pid) or not alive(large.pid))
         return pieces
 
     with monkeypatch.context() as patch:
-        patch.setattr(spared.PagesPutBack, "_pieces", killed)
+        patch.setattr(parallel_pages.ParallelPageLoader, "_pieces", killed)
         with pytest.raises(Internal, match=r"cannot be put back|ended"):
             large.restore()
     large.restore()
@@ -291,13 +291,13 @@ def test_memory_that_cannot_be_written_is_named(
     large: Life, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As when the machine's memory is full, or its user has unmapped it."""
-    begun = spared.PagesPutBack._pieces
+    begun = parallel_pages.ParallelPageLoader._pieces
 
-    def elsewhere(self: spared.PagesPutBack, ids: dict[int, int]) -> list[Piece]:
+    def elsewhere(self: parallel_pages.ParallelPageLoader, ids: dict[int, int]) -> list[Piece]:
         first, *rest = begun(self, ids)
         return [*rest, first._replace(place=0x1000)]
 
-    monkeypatch.setattr(spared.PagesPutBack, "_pieces", elsewhere)
+    monkeypatch.setattr(parallel_pages.ParallelPageLoader, "_pieces", elsewhere)
     with pytest.raises(Internal, match=rf"memory of process {large.pid} .* 0x1000: Input/output"):
         large.restore()
     assert not alive(large.pid)
@@ -306,11 +306,11 @@ def test_memory_that_cannot_be_written_is_named(
 def test_what_is_written_before_it_is_checked_never_runs(
     large: Life, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    written = spared.PagesPutBack.made
+    written = parallel_pages.ParallelPageLoader.made
     before = large.values()
     done = []
 
-    def noting(self: spared.PagesPutBack) -> bool:
+    def noting(self: parallel_pages.ParallelPageLoader) -> bool:
         done.append(written(self))
         return done[-1]
 
@@ -319,7 +319,7 @@ def test_what_is_written_before_it_is_checked_never_runs(
             raise ImageCorrupt("a CRIU file is not what was saved", hint="it is damaged")
         return False
 
-    monkeypatch.setattr(spared.PagesPutBack, "made", noting)
+    monkeypatch.setattr(parallel_pages.ParallelPageLoader, "made", noting)
     with pytest.raises(ImageCorrupt, match="not what was saved"):
         restore_tree(large.criu, large.saved_tree, TreeRestoreOptions(), complete=refused)
     assert not alive(large.pid)
@@ -335,8 +335,8 @@ def test_without_room_or_links_criu_puts_all_back(
     def failing(*_: object) -> None:
         raise OSError(error, os.strerror(error))
 
-    monkeypatch.setattr(f"{spared.__name__}.{step}", failing)
-    monkeypatch.setattr(spared.PagesPutBack, "_pieces", None)
+    monkeypatch.setattr(f"{parallel_pages.__name__}.{step}", failing)
+    monkeypatch.setattr(parallel_pages.ParallelPageLoader, "_pieces", None)
     large_of_root.restore()
     assert in_order(large_of_root.counts_on(by=2))
 
@@ -362,15 +362,15 @@ def test_what_the_kernel_writes_to_is_left_to_criu(
     lives: Callable[[int], Life], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It knows of these areas while CRIU holds the tasks."""
-    monkeypatch.setattr(spared, "_LEAST", 1 << 20)
-    monkeypatch.setattr(spared, "_MOST_KEPT", 0)
+    monkeypatch.setattr(parallel_pages, "_LEAST", 1 << 20)
+    monkeypatch.setattr(parallel_pages, "_MOST_KEPT", 0)
     life = lives(USER)
     life.start(WITH_AREA, env=os.environ | {"GLIBC_TUNABLES": "glibc.pthread.rseq=0"})
     life.counts_on(by=2)
     life.dump()
     life.kill()
     (area,) = rseq_areas.areas(life.images)
-    with spared.spared_pages(life.saved_tree) as (_, (pages,)):
+    with parallel_pages.parallel_pages(life.saved_tree) as (_, (pages,)):
         assert not any(run.address < area.end and area.start < run.end for run in pages.runs)
         assert any(run.end > area.end for run in pages.runs), "what is beside it is not spared"
     life.restore()
@@ -430,7 +430,7 @@ def test_memory_that_is_not_the_owners_to_change_is_not_written(
         assert other.stdout is not None
         other.stdout.readline()
         made = MadeProcesses(life.saved_tree)
-        with spared.PagesPutBack((), made, Owner(USER, USER, ()), ()) as pages:
+        with parallel_pages.ParallelPageLoader((), made, Owner(USER, USER, ()), ()) as pages:
             if allowed:
                 pages._memory_of(other.pid)
             else:
@@ -439,7 +439,7 @@ def test_memory_that_is_not_the_owners_to_change_is_not_written(
         other.kill()
         other.wait()
         with (
-            spared.PagesPutBack((), made, Owner(USER, USER, ()), ()) as pages,
+            parallel_pages.ParallelPageLoader((), made, Owner(USER, USER, ()), ()) as pages,
             pytest.raises(Internal, match="cannot be put back"),
         ):
             pages._memory_of(other.pid)
