@@ -21,7 +21,7 @@ from phosd.engine.criu.restore.parallel_pages import (
     ParallelPages,
     parallel_pages,
 )
-from phosd.engine.criu.restore.reconnection import Reconnected
+from phosd.engine.criu.restore.reconnection import TcpRepair
 from phosd.engine.criu.restore.rehearsal import Rehearsal
 from phosd.engine.criu.restore.restored_rights import SameRights, saved_rights
 from phosd.engine.criu.restore.saved_tree import SavedTree
@@ -261,7 +261,7 @@ class _Run:
         if not options.rehearsed:
             # Their addresses may be the original's; without new ones CRIU makes closed sockets.
             yield PortsTakenBack(tree.folder, details.connections)
-            yield Reconnected(details.connections, tree.folder, owner)
+            yield TcpRepair(details.connections, tree.folder, owner)
         yield MissingDevices(details.devices, owner)
         yield ParallelPageLoader(self.spared, self.made, owner, TO_RESTORE)
         yield _AwaitCaller(complete, watched=not options.rehearsed)
