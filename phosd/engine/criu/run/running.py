@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import BinaryIO, Self
 
 from phosd.engine.criu.run.action_script import FROZEN, STARTED, ActionScript
-from phosd.engine.criu.run.hindrance import IDLE_SECONDS, Hindrance
+from phosd.engine.criu.run.criu_watchdog import IDLE_SECONDS, CriuWatchdog
 from phosd.engine.criu.run.launch import Started
 from phosd.engine.job.cancellation import Cancellation
 from phosd.engine.system.unsandboxed import OutsideError
@@ -47,7 +47,7 @@ class Running:
         self._process = process
         self._action = action
         self._log = log
-        self._hindrance = Hindrance(process.pid)
+        self._watchdog = CriuWatchdog(process.pid)
 
     def goes_on(self) -> bool:
         """Return whether CRIU has not ended. Raises :class:`Internal` if that cannot be told."""
@@ -78,7 +78,7 @@ class Running:
             self._require_in_time(began, deadline)
             if cancellation is not None:
                 cancellation.check()
-            self._hindrance.look()
+            self._watchdog.look()
             self._require_unhindered()
         self._require_success()
 
@@ -88,7 +88,7 @@ class Running:
         while STARTED not in script.reached and self._look([script]):
             self._require_in_time(began, deadline)
             script.attend()
-            self._hindrance.look()
+            self._watchdog.look()
             self._require_unhindered()
         if STARTED not in script.reached:
             self._require_success()
@@ -113,12 +113,12 @@ class Running:
         given_up: Cancelled | Timeout | Internal | None = None
         while self._look([script], soon=FROZEN in script.reached):
             script.attend()
-            self._hindrance.look(helpers=True)
+            self._watchdog.look(helpers=True)
             if excused():
-                self._hindrance.forget()
+                self._watchdog.forget()
             if given_up is not None:
-                if self._hindrance.persists or self._hindrance.idle > IDLE_SECONDS:
-                    if not self._hindrance.waits:
+                if self._watchdog.persists or self._watchdog.idle > IDLE_SECONDS:
+                    if not self._watchdog.waits:
                         self._process.kill()
                         continue
                     if cancellation is not None:
@@ -134,7 +134,7 @@ class Running:
             except (Cancelled, Timeout, Internal) as error:
                 given_up = error
                 script.refuse()
-                self._hindrance.forget()
+                self._watchdog.forget()
                 continue
             if FROZEN in script.reached and released():
                 return
@@ -167,7 +167,7 @@ class Running:
         )
 
     def _require_unhindered(self) -> None:
-        if self._hindrance.persists:
+        if self._watchdog.persists:
             raise Internal(
                 f"criu {self._action} was stopped again and again",
                 hint="it runs with the id of the program's user, who must not send it signals",

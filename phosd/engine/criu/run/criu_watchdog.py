@@ -31,8 +31,8 @@ _FILE_CALLS = frozenset(
 """System calls (x86-64) that wait for nothing but a file system."""
 
 
-class Hindrance:
-    """What keeps the CRIU that process ``first`` is, or has started, from running."""
+class CriuWatchdog:
+    """Notices what keeps the CRIU that process ``first`` is, or has started, from running."""
 
     def __init__(self, first: int) -> None:
         self._first = first

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from phosd.engine.criu.dump.dump import Dump
-from phosd.engine.criu.run import hindrance
+from phosd.engine.criu.run import criu_watchdog
 from phosd.engine.system import procfs
 from phosd.errors import Internal, Timeout
 from tests.node.criu.life import COUNTER, USER, Life, wait_for
@@ -24,7 +24,7 @@ ENOUGH = 0.6
 
 @pytest.fixture
 def life(lives: Callable[[int], Life], monkeypatch: pytest.MonkeyPatch) -> Life:
-    monkeypatch.setattr(hindrance, "STOPPED_SECONDS", ENOUGH)
+    monkeypatch.setattr(criu_watchdog, "STOPPED_SECONDS", ENOUGH)
     made = lives(USER)
     made.start(COUNTER)
     made.counts_on()
@@ -58,7 +58,7 @@ def stopping(name: bytes) -> Iterator[None]:
     try:
         # At once is what this thread cannot be sure of on a busy machine.
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(hindrance, "signal", SimpleNamespace(SIGCONT=0))
+            patch.setattr(criu_watchdog, "signal", SimpleNamespace(SIGCONT=0))
             yield
     finally:
         over.set()
@@ -106,7 +106,7 @@ def test_a_dump_that_is_stopped_when_it_has_begun_ends(
 ) -> None:
     """It is told to give up, and killed when it is not allowed to: the program is their own."""
     # As if it was stopped again at once.
-    monkeypatch.setattr(hindrance, "signal", SimpleNamespace(SIGCONT=0))
+    monkeypatch.setattr(criu_watchdog, "signal", SimpleNamespace(SIGCONT=0))
     stop_when_frozen(monkeypatch)
     began = time.monotonic()
     with pytest.raises(Internal, match="dump was stopped again and again"):
@@ -131,7 +131,7 @@ def test_a_criu_that_does_nothing_is_killed_after_its_deadline(
     life: Life, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As if the program's cgroup were frozen: CRIU waits for a thread that does not run."""
-    monkeypatch.setattr(hindrance.Hindrance, "_continue", lambda *_: None)
+    monkeypatch.setattr(criu_watchdog.CriuWatchdog, "_continue", lambda *_: None)
     monkeypatch.setattr("phosd.engine.criu.run.running.IDLE_SECONDS", ENOUGH)
     stop_when_frozen(monkeypatch)
     began = time.monotonic()
