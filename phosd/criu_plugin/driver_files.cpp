@@ -4,8 +4,8 @@
 // A process that was forked from one that uses CUDA has inherited them and cannot use them: CUDA
 // forbids it. Plain CRIU refuses such a process. Here it learns to note the mappings, without their
 // contents, and the descriptors; phosd then writes into the image what they are to be after a
-// restore (phosd/engine/criu/images/inert.py), so that the restore needs no plugin. It is also
-// phosd that decides for which processes this is right, while CRIU holds them (preflight.py).
+// restore (phosd/engine/criu/images/inert_devices.py), so that the restore needs no plugin. It is
+// also phosd that decides for which processes this is right, while CRIU holds them (preflight.py).
 //
 // SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0
 #include <sys/stat.h>

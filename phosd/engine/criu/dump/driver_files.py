@@ -6,7 +6,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from phosd.engine.criu.dump.preflight import require_inherited
-from phosd.engine.criu.images.inert import make_inert
+from phosd.engine.criu.images.inert_devices import make_inert
 from phosd.engine.criu.run.driver_devices import DriverDevices
 from phosd.engine.criu.run.part import CriuPart
 from phosd.engine.criu.run.tree_resources import TreeResources

@@ -2,7 +2,7 @@
 GPU process do, and users of NVML.
 
 Its CRIU is told by phosd's plugin to note them, and phosd takes them out of its images, as out of
-those of its own CRIU (``inert.py``): the restore needs nothing for it.
+those of its own CRIU (``inert_devices.py``): the restore needs nothing for it.
 """
 
 from collections.abc import Collection
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Self
 
 from phosd.engine.criu.dump.preflight import require_inert, require_inherited
-from phosd.engine.criu.images.inert import make_inert
+from phosd.engine.criu.images.inert_devices import make_inert
 from phosd.engine.criu.run.driver_devices import DriverDevices
 from phosd.engine.criu.run.tree_resources import Place, TreeResources
 from phosd.engine.program.tree import ProcessTree
