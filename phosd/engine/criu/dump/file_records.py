@@ -10,7 +10,7 @@ import stat
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
-from phosd.engine.criu.dump.relinked import DELETED
+from phosd.engine.criu.dump.shm_relink import DELETED
 from phosd.engine.criu.files import file_worker
 from phosd.engine.criu.files.file_bytes import copy_sparse, digest
 from phosd.engine.criu.files.file_worker import Hashed, Orders

@@ -5,7 +5,7 @@ from typing import Self
 
 from msgspec.structs import replace
 
-from phosd.engine.criu.dump import file_records, relinked
+from phosd.engine.criu.dump import file_records, shm_relink
 from phosd.engine.criu.run.invocation import Owner
 from phosd.engine.criu.run.part import CriuPart
 from phosd.engine.criu.run.tree_resources import TreeResources
@@ -28,7 +28,7 @@ class Files(CriuPart):
         self._in_memory: tuple[MemoryFile, ...] = ()
 
     def __enter__(self) -> Self:
-        relinked.remove_stale_links(self._before.mappings, self._owner)
+        shm_relink.remove_stale_links(self._before.mappings, self._owner)
         return self
 
     def frozen(self, tree: TreeResources) -> None:
@@ -38,7 +38,7 @@ class Files(CriuPart):
         self._open = tuple(replace(each, pid=own(each.pid)) for each in opened)
         memory = file_records.shared_memory(mappings, self._owner)
         self._mapped = file_records.mapped_files(mappings, memory)
-        self._names = relinked.names(mappings)
+        self._names = shm_relink.names(mappings)
         self._in_memory = file_records.save_memory_files(
             mappings, memory, self._folder, self._names
         )
@@ -52,4 +52,4 @@ class Files(CriuPart):
         )
 
     def complete(self) -> None:
-        relinked.relink(self._folder, self._names, self._owner)
+        shm_relink.relink(self._folder, self._names, self._owner)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from phosd.engine.criu.dump import relinked
+from phosd.engine.criu.dump import shm_relink
 from tests.node.criu.life import USER, Life, in_order
 
 SEMAPHORES = """
@@ -92,7 +92,7 @@ def test_the_links_of_a_dump_that_was_killed_are_removed(
     stranger.touch()
     looked_for: list[Path] = []
     with monkeypatch.context() as patched:
-        patched.setattr(relinked, "_is_left", looked_for.append)
+        patched.setattr(shm_relink, "_is_left", looked_for.append)
         life.dump()
     assert len(looked_for) == len(files)
     for path, link in zip(files, looked_for, strict=True):
