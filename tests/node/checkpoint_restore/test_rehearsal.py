@@ -3,7 +3,7 @@
 import pytest
 
 from phosd.engine import CheckpointOptions, Node, Progress, RestoreOptions, checkpoint, restore
-from phosd.engine.criu.restore.made_processes import MadeProcesses
+from phosd.engine.criu.restore.restored_processes import RestoredProcesses
 from phosd.engine.image.packs import HEADER
 from phosd.engine.operations import admission
 from phosd.engine.operations.restore import rehearse as module
@@ -81,16 +81,16 @@ def test_its_processes_are_no_programs(
     target.wait_for_steps(3)
     image = checkpoint(node, target.pid, CheckpointOptions(mode="stop"), Progress()).id
     seen = []
-    ids = MadeProcesses.ids
+    ids = RestoredProcesses.ids
 
-    def look(made: MadeProcesses) -> dict[int, int]:
+    def look(made: RestoredProcesses) -> dict[int, int]:
         found = ids(made)
         if found:
             assert uses_cuda(found[target.pid])
             seen.append([each.pid for each in node.processes()])
         return found
 
-    monkeypatch.setattr(MadeProcesses, "ids", look)
+    monkeypatch.setattr(RestoredProcesses, "ids", look)
     rehearse(node, image, RehearseOptions(), Progress())
     assert seen and all(pids == [target.pid] for pids in seen)
 

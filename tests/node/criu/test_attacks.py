@@ -24,8 +24,8 @@ from phosd.engine.criu.images.image_file import Field, ImageFile, message
 from phosd.engine.criu.images.pagemap import Pagemap
 from phosd.engine.criu.restore import restore as criu_restore
 from phosd.engine.criu.restore.admission import require_restorable
-from phosd.engine.criu.restore.made_processes import ENDED_SECONDS
 from phosd.engine.criu.restore.options import TreeRestoreOptions
+from phosd.engine.criu.restore.restored_processes import ENDED_SECONDS
 from phosd.engine.criu.restore.saved_tree import SavedTree
 from phosd.engine.criu.run.page_store import PageStore
 from phosd.engine.criu.run.program import Criu

@@ -21,11 +21,11 @@ from phosd.engine.criu.images import rseq_areas
 from phosd.engine.criu.images.digests import digests
 from phosd.engine.criu.restore import parallel_pages
 from phosd.engine.criu.restore.clone import Clone, CloneFiles
-from phosd.engine.criu.restore.made_processes import MadeProcesses
 from phosd.engine.criu.restore.options import TreeRestoreOptions
 from phosd.engine.criu.restore.piece_copier import Piece
 from phosd.engine.criu.restore.private_copy import remove_left
 from phosd.engine.criu.restore.restore import restore_tree
+from phosd.engine.criu.restore.restored_processes import RestoredProcesses
 from phosd.engine.criu.run.invocation import Owner
 from phosd.engine.faults import Kind
 from phosd.engine.program import tree
@@ -429,7 +429,7 @@ def test_memory_that_is_not_the_owners_to_change_is_not_written(
     ) as other:
         assert other.stdout is not None
         other.stdout.readline()
-        made = MadeProcesses(life.saved_tree)
+        made = RestoredProcesses(life.saved_tree)
         with parallel_pages.ParallelPageLoader((), made, Owner(USER, USER, ()), ()) as pages:
             if allowed:
                 pages._memory_of(other.pid)

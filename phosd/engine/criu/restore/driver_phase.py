@@ -5,7 +5,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Self
 
-from phosd.engine.criu.restore.made_processes import MadeProcesses
+from phosd.engine.criu.restore.restored_processes import RestoredProcesses
 from phosd.engine.criu.run.part import CriuPart
 from phosd.engine.criu.run.tracers import Tracer, restore_turn
 from phosd.errors import Internal
@@ -36,7 +36,7 @@ class DriverPhase(CriuPart):
         self,
         driver: HeldRestore,
         deadline: float,
-        processes: MadeProcesses,
+        processes: RestoredProcesses,
         before: Callable[[], None],
     ) -> None:
         self._driver = driver

@@ -30,9 +30,9 @@ from phosd.engine.criu.images.pagemap import (
     relatives,
     unshared,
 )
-from phosd.engine.criu.restore.made_processes import MadeProcesses
 from phosd.engine.criu.restore.piece_copier import NotReadError, NotWrittenError, Piece, PieceCopier
 from phosd.engine.criu.restore.private_copy import linked_copy, require_as_saved
+from phosd.engine.criu.restore.restored_processes import RestoredProcesses
 from phosd.engine.criu.restore.saved_tree import SavedTree
 from phosd.engine.criu.run.invocation import Owner
 from phosd.engine.criu.run.part import CriuPart
@@ -199,7 +199,7 @@ class ParallelPageLoader(CriuPart):
     def __init__(
         self,
         spared: Sequence[ParallelPages],
-        made: MadeProcesses,
+        made: RestoredProcesses,
         owner: Owner,
         capabilities: Collection[Capability],
     ) -> None:

@@ -13,7 +13,6 @@ from phosd.engine.criu.restore.admission import require_free
 from phosd.engine.criu.restore.bounding_sets import with_full_sets
 from phosd.engine.criu.restore.driver_phase import DriverPhase, HeldRestore
 from phosd.engine.criu.restore.inherited_stdio import RestoredStdio
-from phosd.engine.criu.restore.made_processes import MadeProcesses, NoneLeft, StayAlive
 from phosd.engine.criu.restore.missing_devices import MissingDevices
 from phosd.engine.criu.restore.options import TreeRestoreOptions, in_own_namespace
 from phosd.engine.criu.restore.parallel_pages import (
@@ -23,6 +22,7 @@ from phosd.engine.criu.restore.parallel_pages import (
 )
 from phosd.engine.criu.restore.reconnection import TcpRepair
 from phosd.engine.criu.restore.rehearsal import Rehearsal
+from phosd.engine.criu.restore.restored_processes import NoneLeft, RestoredProcesses, StayAlive
 from phosd.engine.criu.restore.restored_rights import SameRights, saved_rights
 from phosd.engine.criu.restore.saved_tree import SavedTree
 from phosd.engine.criu.restore.tree_files import TreeFiles
@@ -115,7 +115,7 @@ def restore_tree(
         tree, private = stack.enter_context(sets)
         tree, spared = stack.enter_context(parallel_pages(tree, private=private))
         files.prepare()
-        made = MadeProcesses(tree, namespace)
+        made = RestoredProcesses(tree, namespace)
         try:
             run = _Run(criu, tree, rights, options, made, namespace, spared)
             run.restore(complete, driver, cancellation)
@@ -140,7 +140,7 @@ def _namespace_for(criu: Criu, tree: SavedTree, options: TreeRestoreOptions) -> 
 
 
 def _restored(
-    tree: SavedTree, made: MadeProcesses, files: TreeFiles, namespace: NamespaceMaker | None
+    tree: SavedTree, made: RestoredProcesses, files: TreeFiles, namespace: NamespaceMaker | None
 ) -> tuple[Restored, Sequence[Process]]:
     """Return the tree that CRIU has made, and its saved processes that are there."""
     ids = made.ids()
@@ -168,7 +168,7 @@ def rehearse_tree(
         with_full_sets(changed, rights, private=True) as (full, private),
         parallel_pages(full, private=private) as (copy, spared),
     ):
-        made = MadeProcesses(copy, maker)
+        made = RestoredProcesses(copy, maker)
         wanted = {process.pid for process in copy.processes}
 
         def require_made() -> bool:
@@ -226,7 +226,7 @@ class _Run:
     tree: SavedTree
     rights: Rights
     options: TreeRestoreOptions
-    made: MadeProcesses
+    made: RestoredProcesses
     namespace: NamespaceMaker | None
     spared: Sequence[ParallelPages]
 

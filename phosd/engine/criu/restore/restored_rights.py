@@ -1,7 +1,7 @@
 """The rights of a restored tree: those that its image has, and those that CRIU has given it."""
 
 from phosd.engine.criu.images.rights import Rights
-from phosd.engine.criu.restore.made_processes import MadeProcesses
+from phosd.engine.criu.restore.restored_processes import RestoredProcesses
 from phosd.engine.criu.restore.saved_tree import SavedTree
 from phosd.engine.criu.run.part import CriuPart
 from phosd.errors import ImageCorrupt, NotAuthorized
@@ -29,7 +29,7 @@ class SameRights(CriuPart):
     CRIU's restorer works in memory that the user may change.
     """
 
-    def __init__(self, tree: SavedTree, rights: Rights, processes: MadeProcesses) -> None:
+    def __init__(self, tree: SavedTree, rights: Rights, processes: RestoredProcesses) -> None:
         self._compared = not tree.user.is_root
         self._rights = rights
         self._processes = processes

@@ -28,7 +28,7 @@ _BETWEEN_LOOKS = 0.5
 _LOOK_MILLISECONDS = 20
 
 
-class MadeProcesses:
+class RestoredProcesses:
     """The processes that a restore of ``tree`` makes from now on, in a ``namespace`` of their own
     or with the ids that they had.
     """
@@ -116,7 +116,7 @@ class MadeProcesses:
 class StayAlive(CriuPart):
     """Fails a restore if one of the ``living`` ends, which CRIU itself may not notice."""
 
-    def __init__(self, processes: MadeProcesses, living: Set[int]) -> None:
+    def __init__(self, processes: RestoredProcesses, living: Set[int]) -> None:
         self._processes = processes
         self._living = living
         self._looked = False
@@ -138,7 +138,7 @@ class NoneLeft(CriuPart):
     ends a moment after the shim; until then it can create processes and files, which must not stay.
     """
 
-    def __init__(self, processes: MadeProcesses) -> None:
+    def __init__(self, processes: RestoredProcesses) -> None:
         self._processes = processes
         self._reader = self._writer = -1
 
