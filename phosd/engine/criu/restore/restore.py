@@ -13,13 +13,13 @@ from phosd.engine.criu.restore.admission import require_free
 from phosd.engine.criu.restore.bounding_sets import with_full_sets
 from phosd.engine.criu.restore.driver_phase import DriverPhase, HeldRestore
 from phosd.engine.criu.restore.inherited_stdio import RestoredStdio
-from phosd.engine.criu.restore.missing_devices import MissingDevices
 from phosd.engine.criu.restore.options import TreeRestoreOptions, in_own_namespace
 from phosd.engine.criu.restore.parallel_pages import (
     ParallelPageLoader,
     ParallelPages,
     parallel_pages,
 )
+from phosd.engine.criu.restore.placeholder_devices import PlaceholderDevices
 from phosd.engine.criu.restore.reconnection import TcpRepair
 from phosd.engine.criu.restore.rehearsal import Rehearsal
 from phosd.engine.criu.restore.restored_processes import NoneLeft, RestoredProcesses, StayAlive
@@ -262,7 +262,7 @@ class _Run:
             # Their addresses may be the original's; without new ones CRIU makes closed sockets.
             yield PortsTakenBack(tree.folder, details.connections)
             yield TcpRepair(details.connections, tree.folder, owner)
-        yield MissingDevices(details.devices, owner)
+        yield PlaceholderDevices(details.devices, owner)
         yield ParallelPageLoader(self.spared, self.made, owner, TO_RESTORE)
         yield _AwaitCaller(complete, watched=not options.rehearsed)
         yield rights

@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 from phosd.engine.criu.images import connection_record
 from phosd.engine.criu.images.connection_record import UNREAD
 from phosd.engine.criu.images.digests import digests
-from phosd.engine.criu.restore.missing_devices import MOST_DEVICES
+from phosd.engine.criu.restore.placeholder_devices import MOST_DEVICES
 from phosd.engine.criu.run.invocation import Owner
 from phosd.engine.image import private_files
 from phosd.engine.image.cpu_manifest import CpuDetails

@@ -13,7 +13,7 @@ MOST_DEVICES = 64
 """Most devices of an image: a descriptor of each may be passed to CRIU."""
 
 
-class MissingDevices(CriuPart):
+class PlaceholderDevices(CriuPart):
     """Counters that never count, in the place of those of ``devices`` that ``owner`` cannot open.
 
     NVML then answers with errors, as on a machine without a GPU.
