@@ -13,8 +13,8 @@ from pathlib import Path
 from phosd.engine.hook_client.places import IN_CONTAINERS, place_inside, place_outside
 from phosd.engine.hook_client.user_folders import Place
 from phosd.engine.system import containers, mounts, places_apart, procfs
-from phosd.engine.system.looking import owner
 from phosd.engine.system.procfs import ProcessId
+from phosd.engine.system.unkillable_reads import owner
 
 MOST_IN_CONTAINER = 10_000
 """Processes of a mount namespace that are looked for."""

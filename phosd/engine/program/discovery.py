@@ -14,7 +14,7 @@ from phosd.engine.program.stopped import StoppedProcesses
 from phosd.engine.program.tree import ProcessTree, scan
 from phosd.engine.system import procfs
 from phosd.engine.system.kcmp import same_file
-from phosd.engine.system.looking import LOOKERS, owner
+from phosd.engine.system.unkillable_reads import ABANDONABLE_THREADS, owner
 from phosd.errors import Busy, NoSuchProcess, PhosError, Reason, Unsupported
 
 _MOST_BORROWED = 1 << 14
@@ -78,7 +78,7 @@ def _other_sharers(group: CheckpointGroup, borrowed: contextlib.ExitStack) -> di
     # A process that the driver alone has suspended shares no memory; its hook may be stopped.
     asleep = {each.pid for each in StoppedProcesses(group.runtime_dir).living()}
     hooks = [pid for pid in group.other_hooks() if pid not in asleep]
-    seen = dict(LOOKERS.each(hooks, process.uses_cuda))
+    seen = dict(ABANDONABLE_THREADS.each(hooks, process.uses_cuda))
     for pid in hooks:
         if pid not in seen and owner(pid) in users:
             raise Busy(

@@ -20,8 +20,8 @@ from phosd.engine.job.rollback import Undo
 from phosd.engine.memory.reservation import Reservation
 from phosd.engine.system import device_nodes, procfs, standstill
 from phosd.engine.system.cuda import call, driver, gpu_uuid
-from phosd.engine.system.looking import at_once
 from phosd.engine.system.procfs import ProcessId
+from phosd.engine.system.unkillable_reads import at_once
 from phosd.errors import Internal, NoSuchProcess, PhosError, Timeout
 
 LOCK_LIMITS_MS = (1_000, 3_000, 10_000)

@@ -18,8 +18,8 @@ from phosd.engine.program.stopped import StoppedProcesses
 from phosd.engine.program.tree import ProcessTree, TreeProcess
 from phosd.engine.system import procfs, standstill
 from phosd.engine.system.kcmp import same_file
-from phosd.engine.system.looking import LOOKERS
 from phosd.engine.system.procfs import ProcessId
+from phosd.engine.system.unkillable_reads import ABANDONABLE_THREADS
 from phosd.errors import Busy, NoSuchProcess, PhosError, Reason, Timeout, Unsupported
 
 _ROOT = 0
@@ -302,7 +302,7 @@ def _may_use_gpu(pid: int) -> bool:
     def look(pid: int) -> bool:
         return process.has_hook(pid) and process.is_gpu_process(pid)
 
-    return dict(LOOKERS.each([pid], look)).get(pid, True)
+    return dict(ABANDONABLE_THREADS.each([pid], look)).get(pid, True)
 
 
 def _below(pid: int) -> Iterator[int]:

@@ -15,9 +15,9 @@ from phosd.engine.program.name import name_of
 from phosd.engine.program.stopped import StoppedProcesses
 from phosd.engine.system import cuda, device_nodes, procfs
 from phosd.engine.system.containers import Container, container_of, is_apart
-from phosd.engine.system.looking import LOOKERS, fairly
 from phosd.engine.system.procfs import ProcessId
 from phosd.engine.system.slurm_steps import SlurmStep, step_of
+from phosd.engine.system.unkillable_reads import ABANDONABLE_THREADS, fairly
 from phosd.errors import Busy, Internal, NoSuchProcess, PhosError, Reason, Timeout, Unsupported
 
 _PATIENCE = 2.0
@@ -202,7 +202,7 @@ def list_processes(
             return None  # it ended meanwhile
 
     pids = fairly({*procfs.pids()} - {os.getpid(), *without})
-    seen = dict(LOOKERS.each(pids, look, _LIST_SECONDS))
+    seen = dict(ABANDONABLE_THREADS.each(pids, look, _LIST_SECONDS))
     unseen = [before for pid in pids if pid not in seen and (before := _known(pid, known))]
     found = [each for each in seen.values() if each is not None]
     found += [replace(each, reason="it could not be looked at") for each in unseen]

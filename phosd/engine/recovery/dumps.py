@@ -7,8 +7,8 @@ from collections.abc import Collection
 from phosd.engine.criu.run.owned_processes import end_orphans, is_criu
 from phosd.engine.recovery.account import Account
 from phosd.engine.system import procfs
-from phosd.engine.system.looking import LOOKERS
 from phosd.engine.system.procfs import ProcessId
+from phosd.engine.system.unkillable_reads import ABANDONABLE_THREADS
 from phosd.errors import Busy
 
 _CRIU_SECONDS = 180.0
@@ -46,7 +46,7 @@ def roots_of_dumps() -> set[int]:
                 return words[words.index("--tree") + 1]
         return ""
 
-    roots = (root for _, root in LOOKERS.each(procfs.pids(), look))
+    roots = (root for _, root in ABANDONABLE_THREADS.each(procfs.pids(), look))
     return {int(root) for root in roots if root.isascii() and root.isdecimal()}
 
 

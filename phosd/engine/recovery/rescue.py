@@ -22,8 +22,8 @@ from phosd.engine.recovery.guarded import GuardingMovers, left_parked
 from phosd.engine.recovery.overdue import overdue
 from phosd.engine.system import procfs
 from phosd.engine.system.instance_lock import alone, in_use
-from phosd.engine.system.looking import at_once
 from phosd.engine.system.procfs import ProcessId
+from phosd.engine.system.unkillable_reads import at_once
 from phosd.errors import Busy, NoSuchProcess, NotAuthorized
 
 Claim = Callable[[set[int]], contextlib.AbstractContextManager[None]]

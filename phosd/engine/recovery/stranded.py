@@ -12,8 +12,8 @@ from phosd.engine.program.stopped import StoppedProcesses
 from phosd.engine.recovery.rescue import worked_on
 from phosd.engine.system import procfs
 from phosd.engine.system.instance_lock import in_use
-from phosd.engine.system.looking import LOOKERS, owner
 from phosd.engine.system.procfs import ProcessId
+from phosd.engine.system.unkillable_reads import ABANDONABLE_THREADS, owner
 from phosd.errors import PhosError
 
 _NOT_SEEN = "not known: it, or another one of its user, holds up whoever looks at it"
@@ -48,7 +48,7 @@ def stranded(runtime_dir: Path) -> list[Stranded]:
         if each.pid not in busy and each.pid not in suspended
     ]
     pids = sorted({*procfs.pids()} - {os.getpid(), *busy} - {each.pid for each in stopped})
-    looks = dict(LOOKERS.each(pids, _look))
+    looks = dict(ABANDONABLE_THREADS.each(pids, _look))
     for pid, (state, place) in looks.items():
         asleep = pid in suspended or not ours
         if asleep and state is driver_checkpoint.State.CHECKPOINTED:

@@ -10,7 +10,7 @@ from phosd.engine.criu.run.part import CriuPart
 from phosd.engine.criu.run.program import Criu
 from phosd.engine.criu.run.tree_resources import Place, TreeResources
 from phosd.engine.program.tree import ProcessTree
-from phosd.engine.system import looking, procfs
+from phosd.engine.system import procfs, unkillable_reads
 from phosd.engine.system.procfs import Descriptor, Mapping
 from phosd.errors import Busy, Reason, Unsupported
 
@@ -91,7 +91,7 @@ def _of_processes(tree: ProcessTree, home: dict[str, str], *, frozen: bool) -> I
     for process in tree.living:
         name = procfs.describe(process.pid)
         if process.tracer and not frozen:
-            yield f"{name} is being traced by {looking.describe(process.tracer)}"
+            yield f"{name} is being traced by {unkillable_reads.describe(process.tracer)}"
         foreign = []
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
             foreign = [

@@ -10,7 +10,7 @@ from phosd.engine.criu.files.file_orders import Inode
 from phosd.engine.criu.images.fields import FileLockEntry
 from phosd.engine.criu.images.saved_files import SavedFiles, messages, number_in
 from phosd.engine.system import procfs
-from phosd.engine.system.looking import describe
+from phosd.engine.system.unkillable_reads import describe
 
 LOCKS = "filelocks.img"
 _READ_LOCK = 0

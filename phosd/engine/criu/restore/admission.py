@@ -17,7 +17,7 @@ from phosd.engine.image.manifest import Process
 from phosd.engine.job.cancellation import Cancellation
 from phosd.engine.job.checks import Check, require_all
 from phosd.engine.system import procfs
-from phosd.engine.system.looking import describe
+from phosd.engine.system.unkillable_reads import describe
 from phosd.errors import Busy, Internal, Reason, Unsupported
 
 _KEEPER = 1

@@ -16,7 +16,7 @@ from phosd.engine.criu.restore.saved_tree import SavedTree
 from phosd.engine.image.cpu_manifest import CpuDetails, OpenFile
 from phosd.engine.job.cancellation import Cancellation
 from phosd.engine.system import procfs
-from phosd.engine.system.looking import LOOKERS, describe
+from phosd.engine.system.unkillable_reads import ABANDONABLE_THREADS, describe
 from phosd.errors import Busy
 
 
@@ -157,7 +157,7 @@ def _require_unused(inodes: Sequence[Inode]) -> None:
             return files | {(m.device, m.inode) for m in procfs.mappings(pid) if m.shared}
         return set()
 
-    for pid, files in LOOKERS.each(procfs.pids(), used):
+    for pid, files in ABANDONABLE_THREADS.each(procfs.pids(), used):
         for key in files & wanted.keys():
             raise Busy(
                 f"{describe(pid)} uses {wanted[key]}, which belongs to the image",

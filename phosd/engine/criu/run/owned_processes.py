@@ -14,8 +14,8 @@ from pathlib import Path
 
 from phosd.engine.image.manifest import Process
 from phosd.engine.system import procfs
-from phosd.engine.system.looking import LOOKERS
 from phosd.engine.system.privileges import Capability
+from phosd.engine.system.unkillable_reads import ABANDONABLE_THREADS
 
 ENDING_PATIENCE = 10.0
 """Seconds for killed processes to free their memory, and for parents to reap them."""
@@ -64,7 +64,7 @@ def end_orphans() -> None:
     CRIU tries out what the kernel can do on a child that sleeps for ever, with CRIU's own command
     line (``fork_and_ptrace_attach`` in CRIU's util.c). It would be taken for a dump under way.
     """
-    orphans = [pid for pid, is_one in LOOKERS.each(procfs.pids(), _is_orphan) if is_one]
+    orphans = [pid for pid, is_one in ABANDONABLE_THREADS.each(procfs.pids(), _is_orphan) if is_one]
     end(orphans, _is_orphan)
 
 
@@ -101,7 +101,7 @@ def end_restoring(trees: Collection[str], since: int) -> None:
         return carried(pid, _RESTORE_MARK) in trees
 
     give_up = time.monotonic() + ENDING_PATIENCE
-    while left := [pid for pid, ours in LOOKERS.each(procfs.pids(), restoring) if ours]:
+    while left := [pid for pid, ours in ABANDONABLE_THREADS.each(procfs.pids(), restoring) if ours]:
         end(left, restoring)
         if time.monotonic() > give_up:
             return

@@ -14,8 +14,8 @@ import pytest
 
 from phosd.engine.program import process
 from phosd.engine.recovery.stranded import stranded
-from phosd.engine.system import looking, procfs
-from phosd.engine.system.looking import Lookers
+from phosd.engine.system import procfs, unkillable_reads
+from phosd.engine.system.unkillable_reads import AbandonableThreads
 from tests.support.hanging_folder import HangingFolder, hanging_folder
 
 TRAP = """
@@ -59,7 +59,7 @@ def look(pid: int) -> tuple[str, ...]:
 
 
 def test_a_process_that_nobody_can_look_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(looking, "PATIENCE", 0.5)
+    monkeypatch.setattr(unkillable_reads, "PATIENCE", 0.5)
     folder = tmp_path / "far"
     folder.mkdir()
     with hanging_folder(folder) as server:
@@ -70,7 +70,7 @@ def test_a_process_that_nobody_can_look_at(tmp_path: Path, monkeypatch: pytest.M
             alone.join(1)
             assert alone.is_alive(), "it is no trap"
             began = time.monotonic()
-            seen = dict(Lookers().each(procfs.pids(), look))
+            seen = dict(AbandonableThreads().each(procfs.pids(), look))
             assert pid not in seen
             assert seen
             assert time.monotonic() - began < 20
@@ -78,6 +78,6 @@ def test_a_process_that_nobody_can_look_at(tmp_path: Path, monkeypatch: pytest.M
             monkeypatch.setattr(process, "uses_cuda", lambda pid: not look(pid))
             (told,) = [each for each in stranded(tmp_path / "run") if each.pid == pid]
             assert not told.certain
-            assert looking.at_once([pid, os.getpid()], look, 3).keys() == {os.getpid()}
+            assert unkillable_reads.at_once([pid, os.getpid()], look, 3).keys() == {os.getpid()}
         alone.join(30)
         assert not alone.is_alive()

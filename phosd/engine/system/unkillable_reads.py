@@ -53,7 +53,7 @@ class _Held:
         return self.counts or time.monotonic() < self.since + 10 * _LONGEST_REST
 
 
-class Lookers:
+class AbandonableThreads:
     """Threads that look at processes, and what holds them up. Safe to use from several threads."""
 
     def __init__(self) -> None:
@@ -213,10 +213,10 @@ def owner(pid: int) -> int:
         return -1
 
 
-LOOKERS = Lookers()
-"""Those of this process: what holds up one look holds up the next."""
+ABANDONABLE_THREADS = AbandonableThreads()
+"""The threads of this process: what holds up one look holds up the next."""
 
 
 def describe(pid: int) -> str:
     """Describe a process of whomever for messages; without its command if it cannot be read."""
-    return dict(LOOKERS.each([pid], procfs.describe)).get(pid, f"pid {pid}")
+    return dict(ABANDONABLE_THREADS.each([pid], procfs.describe)).get(pid, f"pid {pid}")

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 from phosd.engine.program import process
-from phosd.engine.system import looking, procfs
-from phosd.engine.system.looking import Lookers
+from phosd.engine.system import procfs, unkillable_reads
+from phosd.engine.system.unkillable_reads import AbandonableThreads
 
 PIDS = list(range(100, 110))
 
@@ -18,10 +18,10 @@ PIDS = list(range(100, 110))
 @pytest.fixture
 def owners(monkeypatch: pytest.MonkeyPatch) -> dict[int, int]:
     """The user of each process; 1000 if it is not given."""
-    monkeypatch.setattr(looking, "PATIENCE", 0.1)
-    monkeypatch.setattr(looking, "_BY_USER", 0.2)
+    monkeypatch.setattr(unkillable_reads, "PATIENCE", 0.1)
+    monkeypatch.setattr(unkillable_reads, "_BY_USER", 0.2)
     owners: dict[int, int] = {}
-    monkeypatch.setattr(looking, "owner", lambda pid: owners.get(pid, 1000))
+    monkeypatch.setattr(unkillable_reads, "owner", lambda pid: owners.get(pid, 1000))
     monkeypatch.setattr(procfs, "process_id", lambda pid: procfs.ProcessId(pid, 1))
     return owners
 
@@ -34,8 +34,10 @@ def go() -> Iterator[threading.Event]:
 
 
 def test_all_are_seen_in_order(owners: dict[int, int]) -> None:
-    assert list(Lookers().each(PIDS, lambda pid: pid * 2)) == [(pid, 2 * pid) for pid in PIDS]
-    assert list(Lookers().each([], lambda pid: pid)) == []
+    assert list(AbandonableThreads().each(PIDS, lambda pid: pid * 2)) == [
+        (pid, 2 * pid) for pid in PIDS
+    ]
+    assert list(AbandonableThreads().each([], lambda pid: pid)) == []
 
 
 def test_errors_are_the_callers(owners: dict[int, int]) -> None:
@@ -47,14 +49,14 @@ def test_errors_are_the_callers(owners: dict[int, int]) -> None:
         return pid
 
     with pytest.raises(ZeroDivisionError):
-        for pid, _ in Lookers().each(PIDS, look):
+        for pid, _ in AbandonableThreads().each(PIDS, look):
             seen.append(pid)
     assert seen == [100, 101, 102]
 
 
 def test_one_that_holds_a_look_up_is_left_out(owners: dict[int, int], go: threading.Event) -> None:
     """It is not looked at again before that look has ended, and then is."""
-    lookers, looks = Lookers(), []
+    threads, looks = AbandonableThreads(), []
 
     def look(pid: int) -> int:
         looks.append(pid)
@@ -64,11 +66,11 @@ def test_one_that_holds_a_look_up_is_left_out(owners: dict[int, int], go: thread
 
     others = [pid for pid in PIDS if pid != 103]
     for _ in range(3):
-        assert [pid for pid, _ in lookers.each(PIDS, look)] == others
+        assert [pid for pid, _ in threads.each(PIDS, look)] == others
     assert looks.count(103) == 1
     go.set()
     end = time.monotonic() + 30
-    while [pid for pid, _ in lookers.each(PIDS, look)] != PIDS:
+    while [pid for pid, _ in threads.each(PIDS, look)] != PIDS:
         assert time.monotonic() < end
         time.sleep(0.05)
 
@@ -76,11 +78,11 @@ def test_one_that_holds_a_look_up_is_left_out(owners: dict[int, int], go: thread
 def test_a_user_costs_little_time_however_many_hold_looks_up(
     owners: dict[int, int], go: threading.Event
 ) -> None:
-    lookers = Lookers()
+    threads = AbandonableThreads()
     bad = set(PIDS[1:8])
     owners |= dict.fromkeys(bad, 2000) | {PIDS[8]: 2000}
     began = time.monotonic()
-    seen = [pid for pid, _ in lookers.each(PIDS, lambda pid: pid not in bad or go.wait(60))]
+    seen = [pid for pid, _ in threads.each(PIDS, lambda pid: pid not in bad or go.wait(60))]
     assert seen == [PIDS[0], PIDS[9]], "that user's others are not looked at either"
     assert time.monotonic() - began < 0.1 * 7
 
@@ -97,7 +99,7 @@ def test_a_user_costs_little_time_however_many_are_slow(
         if owners.get(pid) == 2000:
             time.sleep(0.06)
 
-    seen = [pid for pid, _ in Lookers().each(PIDS, look)]
+    seen = [pid for pid, _ in AbandonableThreads().each(PIDS, look)]
     assert seen[0] == PIDS[0] and seen[-1] == PIDS[9]
     assert 4 <= len(seen) <= 6
 
@@ -106,25 +108,25 @@ def test_the_others_are_left_out_when_the_time_is_over(
     owners: dict[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """That is nobody's fault: all are looked at the next time."""
-    monkeypatch.setattr(looking, "PATIENCE", 30.0)
-    lookers = Lookers()
+    monkeypatch.setattr(unkillable_reads, "PATIENCE", 30.0)
+    threads = AbandonableThreads()
     owners |= {pid: 2000 + pid for pid in PIDS}
 
     def look(pid: int) -> None:
         time.sleep(0 if pid == PIDS[0] else 0.3)
 
-    seen = [pid for pid, _ in lookers.each(PIDS, look, 1.0)]
+    seen = [pid for pid, _ in threads.each(PIDS, look, 1.0)]
     assert seen == PIDS[: len(seen)] and 1 <= len(seen) <= 4
-    assert [pid for pid, _ in lookers.each(PIDS, lambda pid: pid)] == PIDS
+    assert [pid for pid, _ in threads.each(PIDS, lambda pid: pid)] == PIDS
 
 
 def test_one_user_never_costs_all_the_time_of_a_list() -> None:
     """Not even with looks of which each ends just in time, so that nobody is held."""
-    assert looking._BY_USER + looking.PATIENCE < process._LIST_SECONDS - 2
+    assert unkillable_reads._BY_USER + unkillable_reads.PATIENCE < process._LIST_SECONDS - 2
 
 
 def test_whoever_ends_after_a_look_is_charged_for_it(owners: dict[int, int]) -> None:
-    lookers = Lookers()
+    threads = AbandonableThreads()
     owners |= dict.fromkeys(PIDS[:9], 2000)
 
     def look(pid: int) -> None:
@@ -132,13 +134,13 @@ def test_whoever_ends_after_a_look_is_charged_for_it(owners: dict[int, int]) -> 
             time.sleep(0.06)
             owners[pid] = -1
 
-    seen = [pid for pid, _ in lookers.each(PIDS, look)]
+    seen = [pid for pid, _ in threads.each(PIDS, look)]
     assert seen[-1] == PIDS[9] and len(seen) <= 6
 
 
 def test_a_fair_order_begins_with_those_who_have_few(owners: dict[int, int]) -> None:
     owners |= dict.fromkeys(PIDS[:5], 0) | dict.fromkeys(PIDS[5:8], 2000)
-    orders = {tuple(looking.fairly(PIDS)) for _ in range(50)}
+    orders = {tuple(unkillable_reads.fairly(PIDS)) for _ in range(50)}
     assert all({*order[:5]} == {*PIDS[:5]} and {*order} == {*PIDS} for order in orders), "root's"
     assert all({*order[5:7]} == {*PIDS[8:]} for order in orders), "then those of who has few"
     assert len({order[7] for order in orders}) > 1, "of a crowd, each time others are first"
@@ -147,17 +149,17 @@ def test_a_fair_order_begins_with_those_who_have_few(owners: dict[int, int]) -> 
 def test_who_does_it_again_and_again_is_looked_at_ever_less(
     owners: dict[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lookers, looks = Lookers(), []
+    threads, looks = AbandonableThreads(), []
     now = time.monotonic()
-    monkeypatch.setattr(looking, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(unkillable_reads, "time", SimpleNamespace(monotonic=lambda: now))
 
     def slow(pid: int) -> None:
         looks.append(now)
         time.sleep(0.15)
 
     for _ in range(60):
-        list(lookers.each([100], slow))
-        while any(why.thread.is_alive() for why in lookers._held.values()):
+        list(threads.each([100], slow))
+        while any(why.thread.is_alive() for why in threads._held.values()):
             time.sleep(0.01)
         now += 0.5
     rests = [round(later - sooner) for sooner, later in itertools.pairwise(looks)]
