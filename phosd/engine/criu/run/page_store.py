@@ -17,7 +17,7 @@ from typing import NamedTuple, Self
 from phosd.engine.criu.run.part import CriuPart
 from phosd.engine.criu.run.tree_resources import TreeResources
 from phosd.engine.system.native import pages_library
-from phosd.engine.system.touching import allocate
+from phosd.engine.system.prefault import allocate
 from phosd.errors import Internal, Timeout
 
 _MAGIC = 0x5345474150534F50

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from phosd.engine.mover.worker.gpu import Gpu
 from phosd.engine.system import mounts
 from phosd.engine.system.cuda import call
-from phosd.engine.system.touching import THREADS, address_of, touch_all
+from phosd.engine.system.prefault import THREADS, address_of, touch_all
 from phosd.errors import PhosError
 
 _log = logging.getLogger(__name__)

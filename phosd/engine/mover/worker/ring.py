@@ -17,7 +17,7 @@ from phosd.engine.digest import SIZE
 from phosd.engine.image.manifest import CHUNK
 from phosd.engine.image.packs import PAGE, RECORD
 from phosd.engine.system.cuda import call, driver
-from phosd.engine.system.touching import THREADS, address_of, touch_all
+from phosd.engine.system.prefault import THREADS, address_of, touch_all
 from phosd.errors import InvalidOption
 
 _SLOTS = 24

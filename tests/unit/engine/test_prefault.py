@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from phosd.engine.system import touching
+from phosd.engine.system import prefault
 
 MEMORY = Path("/dev/shm")
 
@@ -21,9 +21,9 @@ def file() -> Iterator[int]:
         yield made.fileno()
 
 
-@pytest.mark.parametrize("size", [1, 4096, touching.PIECE, touching.PIECE + 4097])
+@pytest.mark.parametrize("size", [1, 4096, prefault.PIECE, prefault.PIECE + 4097])
 def test_all_pages_are_there_and_empty(size: int, file: int) -> None:
-    touching.allocate(file, size)
+    prefault.allocate(file, size)
     status = os.fstat(file)
     assert status.st_size == size and status.st_blocks * 512 >= size
     assert os.pread(file, size, 0) == bytes(size)
@@ -31,7 +31,7 @@ def test_all_pages_are_there_and_empty(size: int, file: int) -> None:
 
 def test_more_than_there_is_takes_nothing(file: int) -> None:
     with pytest.raises(OSError) as raised:
-        touching.allocate(file, 1 << 45)
+        prefault.allocate(file, 1 << 45)
     assert raised.value.errno == errno.ENOSPC
     assert os.fstat(file).st_blocks == 0
 
@@ -43,24 +43,24 @@ def test_somebody_takes_the_memory_meanwhile(file: int, monkeypatch: pytest.Monk
         asked.append(length)
         raise OSError(errno.ENOSPC, "full")
 
-    monkeypatch.setattr(touching, "touch", touch)
+    monkeypatch.setattr(prefault, "touch", touch)
     with pytest.raises(OSError, match="full"):
-        touching.allocate(file, touching.PIECE)
-    assert asked == [touching.PIECE]
+        prefault.allocate(file, prefault.PIECE)
+    assert asked == [prefault.PIECE]
 
 
 def test_a_kernel_that_cannot_touch(file: int, monkeypatch: pytest.MonkeyPatch) -> None:
     def touch(address: int, length: int) -> None:
         raise OSError(errno.EINVAL, "what is 23?")
 
-    monkeypatch.setattr(touching, "touch", touch)
-    touching.allocate(file, 8192)
+    monkeypatch.setattr(prefault, "touch", touch)
+    prefault.allocate(file, 8192)
     assert os.fstat(file).st_blocks * 512 >= 8192
 
 
 def test_memory_that_is_not_mapped() -> None:
     with pytest.raises(OSError) as raised:
-        touching.touch(0, 4096)
+        prefault.touch(0, 4096)
     assert raised.value.errno == errno.ENOMEM
 
 
@@ -71,7 +71,7 @@ def test_a_file_system_that_is_full(tmp_path: Path) -> None:
         with (tmp_path / "file").open("w+b") as file:
             file.truncate(4 << 20)
             with mmap.mmap(file.fileno(), 4 << 20) as memory, pytest.raises(OSError) as raised:
-                touching.touch(touching.address_of(memory), 4 << 20)
+                prefault.touch(prefault.address_of(memory), 4 << 20)
             assert raised.value.errno == errno.ENOSPC
     finally:
         subprocess.run(["umount", tmp_path], check=True)
