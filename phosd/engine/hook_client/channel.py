@@ -12,7 +12,7 @@ from phosd.engine.hook_client.answers import Garbled, printable
 from phosd.engine.hook_client.distrust import Peer, distrust
 from phosd.engine.hook_client.received import without_files_of_others
 from phosd.engine.hook_client.wire import HEADER, MAGIC, MAX_PAYLOAD, REPLY, VERSION, Status, Type
-from phosd.engine.system import standstill
+from phosd.engine.system import stopped_state
 from phosd.errors import (
     Busy,
     Internal,
@@ -96,7 +96,7 @@ class Channel:
         """Send a request with its descriptors, and wait for at most ``patience`` seconds in total.
 
         Returns the payload of the answer and its descriptors, which the caller closes. A process
-        that is stopped is waited for as :mod:`~phosd.engine.system.standstill` has it.
+        that is stopped is waited for as :mod:`~phosd.engine.system.stopped_state` has it.
         """
         end = time.monotonic() + patience
         self._sequence = (self._sequence + 1) & 0xFFFFFFFF
@@ -196,11 +196,11 @@ class Channel:
         """Receive ``size`` bytes; add what comes with them to ``descriptors``."""
         data = bytearray()
         while len(data) < size:
-            self._socket.settimeout(min(_left(end), standstill.LOOK_SECONDS))
+            self._socket.settimeout(min(_left(end), stopped_state.LOOK_SECONDS))
             try:
                 part = self._receive_some(size - len(data), descriptors)
             except TimeoutError:
-                standstill.require_going(self._pid)
+                stopped_state.require_going(self._pid)
                 continue
             if not part:
                 raise ConnectionResetError("connection closed")

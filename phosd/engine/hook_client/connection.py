@@ -14,7 +14,7 @@ from phosd.engine.hook_client.channel import DEADLINE, Channel
 from phosd.engine.hook_client.distrust import Distrusted, Peer, require_trusted
 from phosd.engine.hook_client.places import HookSocket, hook_socket
 from phosd.engine.hook_client.wire import U64, Type
-from phosd.engine.system import procfs, standstill
+from phosd.engine.system import procfs, stopped_state
 from phosd.errors import Busy, Internal, NoSuchProcess, NotAuthorized, Timeout
 
 _EARLIER_SECONDS = 1.0
@@ -119,7 +119,7 @@ class HookConnection:
     def _await(self, place: HookSocket, deadline: float) -> None:
         began = time.monotonic()
         give_up = began + deadline
-        look = began + standstill.LOOK_SECONDS
+        look = began + stopped_state.LOOK_SECONDS
         while True:
             try:
                 self.connect()
@@ -141,8 +141,8 @@ class HookConnection:
                 )
             try:
                 if time.monotonic() > look:
-                    look = time.monotonic() + standstill.LOOK_SECONDS
-                    standstill.require_going(self.pid)
+                    look = time.monotonic() + stopped_state.LOOK_SECONDS
+                    stopped_state.require_going(self.pid)
             except Busy as stopped:
                 raise Timeout(
                     f"the hook of process {self.pid} did not come back: {stopped.what}",

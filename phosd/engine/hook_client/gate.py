@@ -15,7 +15,7 @@ import msgspec
 from phosd.engine.hook_client.link import LONGEST_WAIT, GateState, HookLink
 from phosd.engine.job.progress import Progress
 from phosd.engine.job.rollback import Undo
-from phosd.engine.system import standstill
+from phosd.engine.system import stopped_state
 from phosd.errors import Busy, NoSuchProcess
 
 DEADLINE = 10.0
@@ -135,7 +135,9 @@ def open_gate(link: HookLink) -> None:
     """Open the gate of a process, unless the process has ended or the connection is lost."""
     if not link.connected:
         return  # the hook opened its gate when the connection broke
-    if standstill.stands_still(link.pid):  # it answers nobody, and opens its gate when it goes on
+    if stopped_state.stands_still(
+        link.pid
+    ):  # it answers nobody, and opens its gate when it goes on
         link.close()
         return
     try:

@@ -13,7 +13,7 @@ from phosd.engine.job.rollback import Undo
 from phosd.engine.memory.device_memory import DeviceMemory
 from phosd.engine.memory.exported import Allocation, if_alive
 from phosd.engine.memory.handing_back import hand_back
-from phosd.engine.system import procfs, standstill
+from phosd.engine.system import procfs, stopped_state
 from phosd.engine.system.procfs import ProcessId
 from phosd.errors import Internal, PhosError, Timeout
 
@@ -47,7 +47,7 @@ def park(links: Sequence[HookLink], memory: DeviceMemory, undo: Undo) -> None:
     guarded = guard(memory)
     for link in links:
         # If it is stopped, it is not asked: it would park when it goes on, and be left alone then.
-        standstill.await_going(link.pid)
+        stopped_state.await_going(link.pid)
         undo.add(_give_back, link, memory, away)
         _require_two_keepers(link.pid, memory, guarded)
         point(Point.PARKING_PARK)

@@ -18,7 +18,7 @@ from typing import Any
 from phosd.engine.faults import Point, point
 from phosd.engine.job.rollback import Undo
 from phosd.engine.memory.reservation import Reservation
-from phosd.engine.system import device_nodes, procfs, standstill
+from phosd.engine.system import device_nodes, procfs, stopped_state
 from phosd.engine.system.cuda import call, driver, gpu_uuid
 from phosd.engine.system.procfs import ProcessId
 from phosd.engine.system.unkillable_reads import at_once
@@ -57,7 +57,7 @@ class State(enum.Enum):
 
 def state(pid: int) -> State | None:
     """Return the driver's state of ``pid``; None if it is no CUDA process, or is ending."""
-    if standstill.stands_still(pid):
+    if stopped_state.stands_still(pid):
         return None if procfs.process_id(pid) is None else State.UNKNOWN
     bindings = driver()
     status, value = bindings.cuCheckpointProcessGetState(pid)
@@ -99,7 +99,7 @@ def lock(pid: int, limit: int = LOCK_LIMITS_MS[-1]) -> None:
 def checkpoint(pid: int) -> None:
     """Move the process's GPU state into its host memory, and release the GPU."""
     point(Point.DRIVER_CHECKPOINT)
-    standstill.await_going(pid)  # also if it is frozen: it would do it alone when it goes on
+    stopped_state.await_going(pid)  # also if it is frozen: it would do it alone when it goes on
     _ask("cuCheckpointProcessCheckpoint", pid, None)
 
 
@@ -109,7 +109,7 @@ def restore(pid: int, pairs: GpuPairs = ()) -> None:
     In a container the driver knows only the GPUs that were given to it.
     """
     pairs = tuple((old, new) for old, new in pairs if device_nodes.sees(pid, old))
-    standstill.await_going(pid)  # as above, and perhaps without enough memory by then
+    stopped_state.await_going(pid)  # as above, and perhaps without enough memory by then
     _ask("cuCheckpointProcessRestore", pid, _restore_arguments(pairs) if pairs else None)
 
 
@@ -120,7 +120,7 @@ def unlock(pid: int) -> None:
 
 def _ask(name: str, pid: int, arguments: Any) -> None:
     """Let the process itself do a step: while it is stopped, the driver waits for it for ever."""
-    standstill.answer(pid, partial(call, name, pid, arguments, about=f"process {pid}"))
+    stopped_state.answer(pid, partial(call, name, pid, arguments, about=f"process {pid}"))
 
 
 def restore_threads(pids: Iterable[int]) -> dict[int, int]:
@@ -287,7 +287,7 @@ def _bring_back(pids: Sequence[int], reservation: Reservation) -> None:
     except PhosError:
         # What those need that are still away; without it they would be lost. So would one that the
         # driver is about to restore when it goes on, if its memory was reserved.
-        if not any(map(standstill.is_asked, pids)):
+        if not any(map(stopped_state.is_asked, pids)):
             reservation.hold()
         raise
 
@@ -346,7 +346,7 @@ def bring_to_running(pid: int) -> None:
 
 def _clear_state(pid: int) -> State:
     """Return the state of a process. Raises if it is none from which it can be brought back."""
-    standstill.await_going(pid)  # nobody is to be left behind who asks no more than this
+    stopped_state.await_going(pid)  # nobody is to be left behind who asks no more than this
     now = state(pid)
     if now is None:
         raise NoSuchProcess(

@@ -16,7 +16,7 @@ from phosd.engine.memory.exported import SHARED, ExportedBlock, distinct
 from phosd.engine.program import driver_checkpoint, process
 from phosd.engine.program.stopped import StoppedProcesses
 from phosd.engine.program.tree import ProcessTree, TreeProcess
-from phosd.engine.system import procfs, standstill
+from phosd.engine.system import procfs, stopped_state
 from phosd.engine.system.kcmp import same_file
 from phosd.engine.system.procfs import ProcessId
 from phosd.engine.system.unkillable_reads import ABANDONABLE_THREADS
@@ -198,7 +198,7 @@ class CheckpointGroup:
             if not process.uses_cuda(pid):
                 continue
             StoppedProcesses(self.runtime_dir).require_going(pid)
-            standstill.await_going(pid)  # frozen, it would not tell the driver either
+            stopped_state.await_going(pid)  # frozen, it would not tell the driver either
             state = driver_checkpoint.state(pid)
             if state is None:
                 continue  # CUDA is loaded but not initialised: a data-loader worker

@@ -15,7 +15,7 @@ from phosd.engine.operations.migrate import MigrateOptions, migrate
 from phosd.engine.program import driver_checkpoint
 from phosd.engine.program import held as held_threads
 from phosd.engine.program.held import held
-from phosd.engine.system import procfs, ptrace, standstill
+from phosd.engine.system import procfs, ptrace, stopped_state
 from phosd.errors import Busy, PhosError, Timeout
 from tests.node.checkpoint_restore.conftest import Starter
 from tests.node.checkpoint_restore.cycle import Undisturbed, computes_right
@@ -136,8 +136,8 @@ def test_one_that_is_late_to_stop_is_let_run(
 
     monkeypatch.setattr(ptrace, "stopped", late)
     with held({pid: last}, through_group_stop=True):
-        assert not standstill.stands_still(pid)
-    wait_until(lambda: standstill.stands_still(pid), "it to stand still")
+        assert not stopped_state.stands_still(pid)
+    wait_until(lambda: stopped_state.stands_still(pid), "it to stand still")
     monkeypatch.setattr(held_threads, "STOP_SECONDS", 0.1)
     monkeypatch.setattr(ptrace, "stopped", lambda thread: None if thread == last else whole(thread))
     with (

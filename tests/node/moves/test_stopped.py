@@ -23,7 +23,7 @@ from phosd.engine.program.stopped import StoppedProcesses
 from phosd.engine.recovery.rescue import bring_back
 from phosd.engine.recovery.startup import settle
 from phosd.engine.recovery.stranded import stranded
-from phosd.engine.system import procfs, standstill
+from phosd.engine.system import procfs, stopped_state
 from phosd.errors import Busy, Cancelled, NoSuchProcess, PhosError, Timeout, Unsupported
 from tests.node.checkpoint_restore.conftest import Starter
 from tests.node.checkpoint_restore.cycle import Undisturbed, all_compute_right, computes_right
@@ -358,8 +358,8 @@ def test_one_thread_runs_out_of_a_group_stop(
     with stopped.stopping({pid: runs}):
         assert answers(starting) and answers(starting)
     for _ in range(2):
-        assert asleep(pid) and standstill.stands_still(pid) and not procfs.traced(pid)
+        assert asleep(pid) and stopped_state.stands_still(pid) and not procfs.traced(pid)
         with stopped.restore_threads_run([pid]):
-            assert answers(starting) and not standstill.stands_still(pid)
+            assert answers(starting) and not stopped_state.stands_still(pid)
     assert stopped.let_go([pid]) == [pid] and not stopped.living()
     assert answers(starting) and "T" not in states(pid)

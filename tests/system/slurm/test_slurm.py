@@ -15,7 +15,7 @@ from typing import TypeVar
 
 import pytest
 
-from phosd.engine.system import cgroups, standstill
+from phosd.engine.system import cgroups, stopped_state
 from phosd.engine.system.slurm_steps import step_of
 from tests.support import slurm
 from tests.support.harness import SELDOM, parse, undisturbed
@@ -231,7 +231,7 @@ def test_a_suspended_job_leaves_its_gpu(
 
             def left_and_still() -> bool:
                 (row,) = (row for row in phos(bus, place, "ps") if row["pid"] == program)
-                stands = standstill.stands_still(program) or [*cgroups.freezers(program)]
+                stands = stopped_state.stands_still(program) or [*cgroups.freezers(program)]
                 return row["state"] == "suspended" and bool(stands)
 
             cluster.wait(left_and_still, "it to be suspended", job)

@@ -14,7 +14,7 @@ from phosd.engine.criu.dump.runtime_devices import RuntimeDevices, places
 from phosd.engine.criu.run.tree_resources import Place
 from phosd.engine.job.cancellation import Cancellation
 from phosd.engine.program.tree import ProcessTree, scan
-from phosd.engine.system import procfs, standstill
+from phosd.engine.system import procfs, stopped_state
 from phosd.errors import Busy, Cancelled, Reason, Unsupported
 
 _LOOK_SECONDS = 0.1
@@ -119,4 +119,4 @@ class RuntimeDump:
 
 def is_held(pid: int) -> bool:
     """Return whether CRIU, or the runtime, has not let a process go."""
-    return procfs.traced(pid) or standstill.is_still(pid)
+    return procfs.traced(pid) or stopped_state.is_still(pid)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from phosd.engine.system import standstill
+from phosd.engine.system import stopped_state
 from phosd.errors import Busy
 from tests.support.harness import halt, wait_until
 
@@ -19,39 +19,39 @@ LATE = 60.0
 
 @pytest.fixture
 def pid(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    monkeypatch.setattr(standstill, "PATIENCE", 0.3)
+    monkeypatch.setattr(stopped_state, "PATIENCE", 0.3)
     with subprocess.Popen(["/bin/sleep", "600"]) as process:
         yield process.pid
         process.kill()
 
 
 def test_who_stands_still_is_told_with_what_to_do(pid: int) -> None:
-    standstill.await_going(pid)
+    stopped_state.await_going(pid)
     halt(pid)
     began = time.monotonic()
     with pytest.raises(Busy, match=f"process {pid} is stopped") as raised:
-        standstill.await_going(pid)
+        stopped_state.await_going(pid)
     assert time.monotonic() - began >= 0.3
     assert f"kill -CONT {pid}" in raised.value.hint and f"phos recover {pid}" in raised.value.hint
     with pytest.raises(Busy):  # at once: it has been waited for
-        standstill.require_going(pid)
+        stopped_state.require_going(pid)
     os.kill(pid, signal.SIGCONT)
-    standstill.await_going(pid)
+    stopped_state.await_going(pid)
     halt(pid)
-    assert not standstill.require_going(pid), "it has gone on since, and may do so again"
+    assert not stopped_state.require_going(pid), "it has gone on since, and may do so again"
 
 
 def test_who_goes_on_in_time_is_waited_for(pid: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(standstill, "PATIENCE", LATE)
+    monkeypatch.setattr(stopped_state, "PATIENCE", LATE)
     halt(pid)
     threading.Timer(0.3, os.kill, (pid, signal.SIGCONT)).start()
-    standstill.await_going(pid)
+    stopped_state.await_going(pid)
 
 
 def test_an_answer_and_an_error_are_passed_on(pid: int) -> None:
-    assert standstill.answer(pid, lambda: 7) == 7
+    assert stopped_state.answer(pid, lambda: 7) == 7
     with pytest.raises(ZeroDivisionError):
-        standstill.answer(pid, lambda: 1 // 0)
+        stopped_state.answer(pid, lambda: 1 // 0)
 
 
 def test_who_stops_in_the_middle_is_left(pid: int) -> None:
@@ -64,14 +64,14 @@ def test_who_stops_in_the_middle_is_left(pid: int) -> None:
         answered.set()
 
     with pytest.raises(Busy, match=f"process {pid} is stopped"):
-        standstill.answer(pid, ask)
-    assert not answered.is_set() and standstill.is_asked(pid)
+        stopped_state.answer(pid, ask)
+    assert not answered.is_set() and stopped_state.is_asked(pid)
     goes_on.set()
     assert answered.wait(LATE)
-    wait_until(lambda: not standstill.is_asked(pid), "the end of who was left behind")
+    wait_until(lambda: not stopped_state.is_asked(pid), "the end of who was left behind")
 
 
 def test_who_has_ended_is_nobody_to_wait_for() -> None:
     gone = subprocess.Popen(["true"])
     gone.wait()
-    standstill.await_going(gone.pid)
+    stopped_state.await_going(gone.pid)
