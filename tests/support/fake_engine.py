@@ -25,8 +25,8 @@ from phosd.engine.image.manifest import (
 from phosd.engine.image.note import checked_note
 from phosd.engine.job.affected import InterruptedJob
 from phosd.engine.job.cancellation import Cancellation
+from phosd.engine.job.checkpoint_history import CheckpointHistory
 from phosd.engine.job.checks import Finding
-from phosd.engine.job.experience import Experience
 from phosd.engine.job.progress import Progress
 from phosd.engine.node.gpus import GpuInfo
 from phosd.engine.node.launched_kernels import KnownKernel
@@ -149,7 +149,7 @@ class FakeEngine:
     """What processes were told of the checkpoints that they had asked for."""
     found: list[Finding] = field(default_factory=list)
     """What a dry run finds."""
-    experience: list[Experience] = field(default_factory=list)
+    experience: list[CheckpointHistory] = field(default_factory=list)
     made: int = 0
     mode: str = "stop"
     why: str = ""
@@ -189,7 +189,7 @@ class FakeEngine:
         pid: int,
         request: CheckpointRequest,
         caller: int,
-        experience: Experience,
+        experience: CheckpointHistory,
         progress: Progress,
     ) -> Manifest:
         self.requests.append(request)
@@ -297,7 +297,7 @@ class FakeEngine:
         pid: int,
         folder: int,
         dump: RuntimeDump,
-        experience: Experience,
+        experience: CheckpointHistory,
         progress: Progress,
     ) -> Choice:
         raise NotImplementedError

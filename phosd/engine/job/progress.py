@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from phosd.engine.job.affected import AffectedSet
 from phosd.engine.job.cancellation import Cancellation
-from phosd.engine.job.experience import KernelMark
+from phosd.engine.job.checkpoint_history import KernelMark
 from phosd.engine.job.figures import Figures
 from phosd.errors import Internal
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from phosd.engine.hook_client.answers import LaunchedKernel
 from phosd.engine.hook_client.link import HookLink
-from phosd.engine.job.experience import KernelMark
+from phosd.engine.job.checkpoint_history import KernelMark
 from phosd.errors import Internal
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from phosd.engine.chunk_map.chunk_map import ChunkMap, KernelRow
 from phosd.engine.hook_client.link import HookLink
 from phosd.engine.image.manifest import CHUNK, ChunkRef
-from phosd.engine.job.experience import KernelMark
+from phosd.engine.job.checkpoint_history import KernelMark
 from phosd.engine.job.progress import Progress
 from phosd.engine.job.rollback import Undo, Undoing
 from phosd.engine.memory.background_copy import follow, spare_memory, starved

@@ -21,7 +21,7 @@ from phosd.engine.faults import Point, point
 from phosd.engine.image import foreign_folder
 from phosd.engine.image.store import Store
 from phosd.engine.image.usage import pack_bytes
-from phosd.engine.job.experience import Experience
+from phosd.engine.job.checkpoint_history import CheckpointHistory
 from phosd.engine.job.progress import Progress
 from phosd.engine.node.node import Node
 from phosd.engine.node.suspended import Suspended
@@ -95,7 +95,7 @@ def checkpoint(
     pid: int,
     folder: int,
     dump: RuntimeDump,
-    experience: Experience,
+    experience: CheckpointHistory,
     progress: Progress,
 ) -> Choice:
     """Save the tree of ``pid``, which a runtime's CRIU dumps meanwhile and lets run on, and write

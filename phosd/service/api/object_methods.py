@@ -8,7 +8,7 @@ import msgspec
 
 from phosd.bus import Variant
 from phosd.engine.hook_client.link import BlockFlag, HookBlock
-from phosd.engine.job.experience import KernelMark
+from phosd.engine.job.checkpoint_history import KernelMark
 from phosd.engine.node.gpus import GpuInfo
 from phosd.engine.node.launched_kernels import KnownKernel
 from phosd.engine.system.procfs import ProcessId

@@ -4,7 +4,7 @@ import enum
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from phosd.engine.job.experience import KernelMark
+from phosd.engine.job.checkpoint_history import KernelMark
 from phosd.service.jobs.job import Job, JobState
 
 _MOST_SUSPECTS = 10

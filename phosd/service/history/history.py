@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from phosd.engine.image.manifest import Manifest
-from phosd.engine.job.experience import PastCheckpoint
+from phosd.engine.job.checkpoint_history import CheckpointHistory
 from phosd.engine.job.journal import JobRecord
 from phosd.errors import Internal, OutOfMemory
 from phosd.service.history.database import Database, Row, storable
@@ -40,9 +40,9 @@ def _image_row(manifest: Manifest) -> Row:
     }
 
 
-def _past_checkpoint(row: Row) -> PastCheckpoint:
+def _past_checkpoint(row: Row) -> CheckpointHistory.Entry:
     details = json.loads(row["details"])
-    return PastCheckpoint(
+    return CheckpointHistory.Entry(
         mode=row["mode"],
         guessed_wrong=row["wrong_guesses"] > 0,
         # Only a drain that had begun has a duration.
@@ -251,7 +251,7 @@ class History:
         """Return every schedule, including those of processes that have ended."""
         return self._database.recall("select * from schedules")
 
-    def past_checkpoints(self, process: str) -> tuple[PastCheckpoint, ...]:
+    def past_checkpoints(self, process: str) -> tuple[CheckpointHistory.Entry, ...]:
         """Return the last checkpoints of a process that succeeded or failed, latest first."""
         rows = self._database.recall(
             "select mode, error, wrong_guesses, stop_seconds, details from jobs where process = ? "

@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-from phosd.engine.job.experience import KernelMark
+from phosd.engine.job.checkpoint_history import KernelMark
 from phosd.service.history.database import Database, Row, storable
 from phosd.service.process_identity import Program
 

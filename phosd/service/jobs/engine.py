@@ -11,8 +11,8 @@ from phosd.engine.hook_client.link import HookBlock, Kernel
 from phosd.engine.image.manifest import Manifest
 from phosd.engine.job.affected import InterruptedJob
 from phosd.engine.job.cancellation import Cancellation
+from phosd.engine.job.checkpoint_history import CheckpointHistory
 from phosd.engine.job.checks import Finding
-from phosd.engine.job.experience import Experience
 from phosd.engine.job.progress import Progress
 from phosd.engine.node.gpus import GpuInfo
 from phosd.engine.node.launched_kernels import KnownKernel
@@ -47,7 +47,7 @@ class Programs(Protocol):
         pid: int,
         request: CheckpointRequest,
         caller: int,
-        experience: Experience,
+        experience: CheckpointHistory,
         progress: Progress,
     ) -> Manifest:
         """Checkpoint the process tree of ``pid`` for user id ``caller``.
@@ -240,7 +240,7 @@ class Runtimes(Protocol):
         pid: int,
         folder: int,
         dump: RuntimeDump,
-        experience: Experience,
+        experience: CheckpointHistory,
         progress: Progress,
     ) -> Choice:
         """Save the tree of ``pid``, which a runtime's CRIU dumps and lets run on, with its device

@@ -6,7 +6,7 @@ import msgspec
 
 from phosd.engine.image.manifest import Manifest
 from phosd.engine.image.store import packs_of
-from phosd.engine.job.experience import Experience
+from phosd.engine.job.checkpoint_history import CheckpointHistory
 from phosd.engine.job.progress import Progress
 from phosd.engine.system.procfs import boot_id
 from phosd.errors import (
@@ -137,7 +137,7 @@ class Checkpoints:
         progress: Progress,
     ) -> Manifest:
         """Run the checkpoint. A parent that phosd chose and that turns out unusable is left out."""
-        experience = Experience(
+        experience = CheckpointHistory(
             self._history.suspects.of(known), self._history.past_checkpoints(named(target))
         )
         if request.parent == "auto":

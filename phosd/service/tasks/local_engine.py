@@ -20,8 +20,8 @@ from phosd.engine.image.repack import compact
 from phosd.engine.image.verify import verify
 from phosd.engine.job.affected import InterruptedJob
 from phosd.engine.job.cancellation import Cancellation
+from phosd.engine.job.checkpoint_history import CheckpointHistory
 from phosd.engine.job.checks import Finding
-from phosd.engine.job.experience import Experience
 from phosd.engine.job.progress import Progress
 from phosd.engine.node import inspection
 from phosd.engine.node.gpus import GpuInfo, divided, list_gpus
@@ -102,7 +102,7 @@ class NodeEngine:
         pid: int,
         request: CheckpointRequest,
         caller: int,
-        experience: Experience,
+        experience: CheckpointHistory,
         progress: Progress,
     ) -> Manifest:
         options = _chosen(
@@ -221,7 +221,7 @@ class NodeEngine:
         pid: int,
         folder: int,
         dump: RuntimeDump,
-        experience: Experience,
+        experience: CheckpointHistory,
         progress: Progress,
     ) -> Choice:
         return runtime_checkpoint.checkpoint(self._node, pid, folder, dump, experience, progress)

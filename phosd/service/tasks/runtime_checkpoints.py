@@ -20,7 +20,7 @@ from typing import Any
 from phosd import unix_sockets
 from phosd.engine.criu.dump.runtime_devices import RuntimeDevices
 from phosd.engine.criu.dump.runtime_dump import RuntimeDump, is_held
-from phosd.engine.job.experience import Experience
+from phosd.engine.job.checkpoint_history import CheckpointHistory
 from phosd.engine.job.progress import Progress
 from phosd.engine.node.suspended import Suspended
 from phosd.engine.operations.runtime_checkpoint import Paused
@@ -149,7 +149,7 @@ class _Jobs:
 
         def work(progress: Progress) -> Outcome:
             require_same(target)
-            experience = Experience(
+            experience = CheckpointHistory(
                 self.history.suspects.of(known), self.history.past_checkpoints(named(target))
             )
             try:

@@ -11,7 +11,7 @@ import time
 import pytest
 
 from phosd.engine.image.manifest import Manifest
-from phosd.engine.job.experience import Experience
+from phosd.engine.job.checkpoint_history import CheckpointHistory
 from phosd.engine.node.node import Node
 from phosd.engine.operations.checkpoint import CheckpointOptions
 from phosd.errors import MisSpeculation
@@ -86,7 +86,7 @@ def test_a_wrong_guess(way: str, node: Node, start: Starter, undisturbed: Undist
     assert manifest.mode in ("recopy", "stop")
     assert GUILTY[way] in {mark.name for mark in watch.progress.suspects} | {""}
     if GUILTY[way]:
-        known = Experience(tuple(watch.progress.suspects))
+        known = CheckpointHistory(tuple(watch.progress.suspects))
         options = CheckpointOptions(mode="concurrent", fallback="none", experience=known)
         with braked_movers(node, target, ITERATIONS) as brake:
             manifest, _ = watched(node, target, options, brake)

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from phosd.engine.job.experience import Experience, PastCheckpoint
+from phosd.engine.job.checkpoint_history import CheckpointHistory
 from phosd.engine.node.node import Node
 from phosd.engine.operations.checkpoint import CheckpointOptions
 from tests.node.checkpoint_restore.cycle import AFTER, bring_back, check
@@ -68,11 +68,11 @@ def test_auto_goes_by_what_was_seen_before(
 ) -> None:
     target = start("single")
     target.wait_for_steps(5)
-    wrong = PastCheckpoint("recopy", guessed_wrong=True, starved=False, lost=1.0)
+    wrong = CheckpointHistory.Entry("recopy", guessed_wrong=True, starved=False, lost=1.0)
     with braked_movers(node, target, ITERATIONS) as brake:
         manifest, _ = watched(node, target, CheckpointOptions(), brake)
         assert manifest.mode == "concurrent"
-        again = CheckpointOptions(experience=Experience(past=(wrong, wrong)))
+        again = CheckpointOptions(experience=CheckpointHistory(past=(wrong, wrong)))
         manifest, _ = watched(node, target, again, brake)
         assert manifest.mode == "recopy"
         assert "guess was wrong" in manifest.why

@@ -10,7 +10,7 @@ import pytest
 
 from phosd.engine.criu.dump.runtime_dump import RuntimeDump
 from phosd.engine.image import foreign_folder
-from phosd.engine.job.experience import NONE, Experience
+from phosd.engine.job.checkpoint_history import NONE, CheckpointHistory
 from phosd.engine.node.node import Node
 from phosd.engine.operations import runtime_checkpoint
 from phosd.errors import ImageCorrupt, MisSpeculation
@@ -33,7 +33,7 @@ def folder(tmp_path: Path) -> Iterator[int]:
     os.close(found)
 
 
-def saved(node: Node, target: Target, folder: int, experience: Experience) -> Watch:
+def saved(node: Node, target: Target, folder: int, experience: CheckpointHistory) -> Watch:
     """Save it, and let it go at once when it stands still. The watch knows of wrong guesses."""
 
     def dumped() -> None:
@@ -71,7 +71,7 @@ def test_a_wrong_guess_fails_it_and_is_not_made_again(
     ):
         pass
     target.more_steps(2)
-    known = Experience(tuple(watch.progress.suspects))
+    known = CheckpointHistory(tuple(watch.progress.suspects))
     watch = saved(node, target, folder, known)
     assert watch.progress.wrong_guesses == 0
     shelf = node.suspend_store.shelf("disk")

@@ -6,7 +6,7 @@ import threading
 from phosd.engine.analysis.summary import summarise
 from phosd.engine.analysis.table import encode
 from phosd.engine.hook_client.link import HookLink
-from phosd.engine.job.experience import Experience
+from phosd.engine.job.checkpoint_history import CheckpointHistory
 from phosd.engine.kernels.fetch import fetch
 from phosd.engine.node.node import Node
 from phosd.engine.operations.checkpoint import CheckpointOptions
@@ -81,7 +81,7 @@ def test_a_wrong_analysis_is_a_bug_by_name(node: Node, start: Starter) -> None:
     assert [mark.name for mark in watch.progress.disproved] == ["gather"]
     assert watch.progress.suspects == watch.progress.disproved
     # Whoever is suspected is predicted to write everything, whatever the table says.
-    known = Experience(tuple(watch.progress.suspects))
+    known = CheckpointHistory(tuple(watch.progress.suspects))
     options = CheckpointOptions(mode="concurrent", fallback="none", experience=known)
     with braked_movers(node, target, ITERATIONS) as brake:
         again, watch = watched(node, target, options, brake)

@@ -13,8 +13,8 @@ import pytest
 
 from phosd.cli.commands.checkpoint import interval
 from phosd.cli.main import named
+from phosd.engine.job.checkpoint_history import KernelMark
 from phosd.engine.job.checks import Finding
-from phosd.engine.job.experience import KernelMark
 from phosd.engine.job.figures import Figures
 from phosd.engine.job.progress import Progress
 from phosd.errors import Busy, Unsupported

@@ -8,7 +8,7 @@ import msgspec
 
 from phosd.engine.hook_client.link import BlockFlag, HookBlock, Kernel
 from phosd.engine.image.cpu_manifest import CpuDetails, OpenFile
-from phosd.engine.job.experience import KernelMark
+from phosd.engine.job.checkpoint_history import KernelMark
 from phosd.engine.kernels.entry import KernelFacts, unknown
 from phosd.engine.node.launched_kernels import KnownKernel
 from phosd.engine.system import procfs

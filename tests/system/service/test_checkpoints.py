@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from phosd.bus import Connection, Signal
-from phosd.engine.job.experience import NONE, KernelMark
+from phosd.engine.job.checkpoint_history import NONE, KernelMark
 from phosd.engine.job.figures import Figures
 from phosd.engine.job.progress import Progress
 from phosd.engine.system.procfs import boot_id

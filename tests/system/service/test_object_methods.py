@@ -11,7 +11,7 @@ import pytest
 
 from phosd.engine.hook_client.link import BlockFlag, HookBlock, Kernel
 from phosd.engine.image.manifest import Block, ChunkRef
-from phosd.engine.job.experience import KernelMark
+from phosd.engine.job.checkpoint_history import KernelMark
 from phosd.engine.kernels.entry import KernelFacts
 from phosd.engine.node.launched_kernels import KnownKernel
 from phosd.engine.system import procfs

@@ -14,7 +14,7 @@ import pytest
 
 from phosd.bus import NAME, Connection, Signal
 from phosd.client import rows
-from phosd.engine.job.experience import KernelMark
+from phosd.engine.job.checkpoint_history import KernelMark
 from phosd.engine.job.journal import JobRecord
 from phosd.engine.job.progress import Progress
 from phosd.engine.program.process import GpuProcess

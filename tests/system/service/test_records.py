@@ -15,7 +15,7 @@ import pytest
 from sqlite_utils import Database
 
 from phosd import __version__
-from phosd.engine.job.experience import KernelMark, PastCheckpoint
+from phosd.engine.job.checkpoint_history import CheckpointHistory, KernelMark
 from phosd.engine.job.figures import Figures
 from phosd.engine.job.journal import JobRecord, Journal
 from phosd.engine.system.procfs import boot_id
@@ -333,11 +333,11 @@ def test_what_earlier_checkpoints_of_a_process_came_to(tmp_path: Path) -> None:
     history.job(checkpoint_of(7, "recopy", mine, drained, wrong=2))
     history.flush()
     assert history.past_checkpoints(mine) == (
-        PastCheckpoint("recopy", guessed_wrong=True, starved=False, lost=0.5),
-        PastCheckpoint("auto", guessed_wrong=False, starved=False, lost=0.0),
-        PastCheckpoint("auto", guessed_wrong=False, starved=True, lost=0.5),
-        PastCheckpoint("stop", guessed_wrong=False, starved=False, lost=0.0),
-        PastCheckpoint("concurrent", guessed_wrong=False, starved=False, lost=0.5),
+        CheckpointHistory.Entry("recopy", guessed_wrong=True, starved=False, lost=0.5),
+        CheckpointHistory.Entry("auto", guessed_wrong=False, starved=False, lost=0.0),
+        CheckpointHistory.Entry("auto", guessed_wrong=False, starved=True, lost=0.5),
+        CheckpointHistory.Entry("stop", guessed_wrong=False, starved=False, lost=0.0),
+        CheckpointHistory.Entry("concurrent", guessed_wrong=False, starved=False, lost=0.5),
     )
     for number in range(8, 20):
         history.job(checkpoint_of(number, "stop", mine))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from phosd.engine.job.experience import PastCheckpoint
+from phosd.engine.job.checkpoint_history import CheckpointHistory
 from phosd.engine.operations.checkpoint.choose_mode import choose
 from phosd.errors import Unsupported
 
@@ -17,15 +17,15 @@ class Able:
         self.makes_memory = False
 
 
-def done(mode: str, lost: float = 1.0) -> PastCheckpoint:
-    return PastCheckpoint(mode, guessed_wrong=False, starved=False, lost=lost)
+def done(mode: str, lost: float = 1.0) -> CheckpointHistory.Entry:
+    return CheckpointHistory.Entry(mode, guessed_wrong=False, starved=False, lost=lost)
 
 
-WRONG = PastCheckpoint("recopy", guessed_wrong=True, starved=False, lost=3.0)
-STARVED = PastCheckpoint("auto", guessed_wrong=False, starved=True, lost=1.0)
+WRONG = CheckpointHistory.Entry("recopy", guessed_wrong=True, starved=False, lost=3.0)
+STARVED = CheckpointHistory.Entry("auto", guessed_wrong=False, starved=True, lost=1.0)
 
 
-def chosen(*past: PastCheckpoint) -> str:
+def chosen(*past: CheckpointHistory.Entry) -> str:
     choice = choose(Able(), "auto", past)  # type: ignore[arg-type]
     assert choice.why
     return choice.mode
@@ -50,7 +50,7 @@ def chosen(*past: PastCheckpoint) -> str:
         ((done("recopy", 1.0),) * 5, "concurrent"),  # nothing to compare with
     ],
 )
-def test_what_experience_teaches(past: tuple[PastCheckpoint, ...], mode: str) -> None:
+def test_what_experience_teaches(past: tuple[CheckpointHistory.Entry, ...], mode: str) -> None:
     assert chosen(*past) == mode
 
 

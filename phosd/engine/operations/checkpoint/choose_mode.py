@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from phosd.engine.job.experience import PastCheckpoint
+from phosd.engine.job.checkpoint_history import CheckpointHistory
 from phosd.engine.program.group import CheckpointGroup
 from phosd.errors import Reason, Unsupported
 
@@ -32,7 +32,7 @@ class Choice:
 def choose(
     group: CheckpointGroup,
     wanted: str,
-    past: Sequence[PastCheckpoint] = (),
+    past: Sequence[CheckpointHistory.Entry] = (),
     *,
     stands: bool = False,
 ) -> Choice:
@@ -70,7 +70,7 @@ def choose(
     return choice
 
 
-def _by_experience(past: Sequence[PastCheckpoint]) -> Choice:
+def _by_experience(past: Sequence[CheckpointHistory.Entry]) -> Choice:
     """Return ``concurrent``, unless it failed repeatedly or cost more than another mode.
 
     Free device memory does not matter here: without it the program waits for its chunks, but no

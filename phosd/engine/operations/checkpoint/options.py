@@ -6,7 +6,7 @@ import msgspec
 
 from phosd.engine.criu.dump.preflight import TCP_POLICIES
 from phosd.engine.hook_client.gate import DEADLINE, LONGEST_DEADLINE, Deadline
-from phosd.engine.job.experience import NONE, Experience
+from phosd.engine.job.checkpoint_history import NONE, CheckpointHistory
 from phosd.engine.operations.admission import UNLIMITED, DiskLimits
 from phosd.engine.operations.permissions import ROOT
 from phosd.engine.operations.safe_points import SafePointChoices
@@ -62,7 +62,7 @@ class CheckpointOptions(CheckpointChoices, frozen=True, kw_only=True):
 
     caller: int = ROOT
     """The user id that requested it. Only root may save processes of other users."""
-    experience: Experience = NONE
+    experience: CheckpointHistory = NONE
     limits: DiskLimits = UNLIMITED
     name: str = ""
     """The name of the image; empty: that of the program, if it has one."""
