@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from phosd.engine.program.process import GpuProcess
 
 
-class Fate(enum.StrEnum):
+class EvacuationOutcome(enum.StrEnum):
     """The action planned for a process."""
 
     MIGRATE = "migrate"
@@ -41,7 +41,7 @@ class Step:
     """The action planned for one process, and ``why``; ``to`` is the GPU that it migrates to."""
 
     tenant: Tenant
-    fate: Fate
+    outcome: EvacuationOutcome
     why: str
     to: int | None = None
 
@@ -63,15 +63,15 @@ def plan(
     for tenant in sorted(tenants, key=lambda t: (-t.bytes, t.process.pid)):
         process, needed = tenant.process, tenant.bytes + context
         if obstacle := _obstacle(process):
-            steps.append(Step(tenant, Fate.STAY, obstacle))
+            steps.append(Step(tenant, EvacuationOutcome.STAY, obstacle))
             continue
         fits = [n for n, size in free.items() if tenant.may_get(n) and size >= needed]
         if not fits:
             why = "no other GPU of this chip has room for it" if free else "no other GPU is alike"
-            steps.append(Step(tenant, Fate.SUSPEND, why))
+            steps.append(Step(tenant, EvacuationOutcome.SUSPEND, why))
             continue
         to = max(fits, key=lambda n: (free[n], -n))
-        steps.append(Step(tenant, Fate.MIGRATE, f"GPU {to} has most memory free", to))
+        steps.append(Step(tenant, EvacuationOutcome.MIGRATE, f"GPU {to} has most memory free", to))
         free[to] -= needed
     return steps
 

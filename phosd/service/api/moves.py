@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from phosd.engine.job.progress import Progress
 from phosd.engine.node.gpus import GpuInfo
 from phosd.engine.node.placement import find
-from phosd.engine.operations.evacuate import Fate, GpuCapacity, Step, Tenant, plan
+from phosd.engine.operations.evacuate import EvacuationOutcome, GpuCapacity, Step, Tenant, plan
 from phosd.engine.program.process import GpuProcess
 from phosd.engine.system import cgroups
 from phosd.engine.system.slurm_steps import kept_thawed
@@ -298,6 +298,6 @@ def _mapping(moved: Mapping[int, int]) -> str:
 
 def _told(gpu: int, step: Step) -> StepRow:
     process = step.tenant.process
-    to = f"{gpu}:{step.to}" if step.fate is Fate.MIGRATE else ""
+    to = f"{gpu}:{step.to}" if step.outcome is EvacuationOutcome.MIGRATE else ""
     command = " ".join(process.shown_command)
-    return process.pid, str(step.fate), step.tenant.bytes, to, step.why, command
+    return process.pid, str(step.outcome), step.tenant.bytes, to, step.why, command

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phosd.engine.operations.evacuate import Fate, GpuCapacity, Step, Tenant, plan
+from phosd.engine.operations.evacuate import EvacuationOutcome, GpuCapacity, Step, Tenant, plan
 from phosd.engine.program.process import GpuProcess
 
 GIB = 1 << 30
@@ -23,42 +23,48 @@ def capacities(*free: int) -> list[GpuCapacity]:
     return [GpuCapacity(n, "GH100", size) for n, size in enumerate(free)]
 
 
-def told(steps: list[Step]) -> list[tuple[int, Fate, int | None]]:
-    return [(step.tenant.process.pid, step.fate, step.to) for step in steps]
+def told(steps: list[Step]) -> list[tuple[int, EvacuationOutcome, int | None]]:
+    return [(step.tenant.process.pid, step.outcome, step.to) for step in steps]
 
 
 def test_the_largest_is_first_and_goes_where_there_is_most_room() -> None:
     steps = plan(0, [tenant(1), tenant(2, 3 * GIB)], capacities(0, 4 * GIB, 3 * GIB), CONTEXT)
-    assert told(steps) == [(2, Fate.MIGRATE, 1), (1, Fate.MIGRATE, 2)]
+    assert told(steps) == [(2, EvacuationOutcome.MIGRATE, 1), (1, EvacuationOutcome.MIGRATE, 2)]
 
 
 def test_what_earlier_steps_take_counts_and_the_rest_is_suspended() -> None:
     steps = plan(0, [tenant(n) for n in (1, 2, 3)], capacities(0, 3 * GIB), CONTEXT)
-    assert told(steps) == [(1, Fate.MIGRATE, 1), (2, Fate.MIGRATE, 1), (3, Fate.SUSPEND, None)]
+    assert told(steps) == [
+        (1, EvacuationOutcome.MIGRATE, 1),
+        (2, EvacuationOutcome.MIGRATE, 1),
+        (3, EvacuationOutcome.SUSPEND, None),
+    ]
     assert "no other GPU of this chip has room" in steps[-1].why
 
 
-@pytest.mark.parametrize(("short", "fate"), [(0, Fate.MIGRATE), (1, Fate.SUSPEND)])
-def test_the_context_needs_room_too(short: int, fate: Fate) -> None:
+@pytest.mark.parametrize(
+    ("short", "outcome"), [(0, EvacuationOutcome.MIGRATE), (1, EvacuationOutcome.SUSPEND)]
+)
+def test_the_context_needs_room_too(short: int, outcome: EvacuationOutcome) -> None:
     (step,) = plan(0, [tenant(1)], capacities(0, GIB + CONTEXT - short), CONTEXT)
-    assert step.fate is fate
+    assert step.outcome is outcome
 
 
 def test_another_chip_is_no_place() -> None:
     (step,) = plan(
         0, [tenant(1)], [GpuCapacity(0, "GH100", 0), GpuCapacity(1, "AD102", 9 * GIB)], CONTEXT
     )
-    assert (step.fate, step.why) == (Fate.SUSPEND, "no other GPU is alike")
+    assert (step.outcome, step.why) == (EvacuationOutcome.SUSPEND, "no other GPU is alike")
 
 
 def test_two_gpus_of_a_process_do_not_become_one() -> None:
     (step,) = plan(0, [tenant(1, gpus=(0, 1))], capacities(0, 9 * GIB, 2 * GIB), CONTEXT)
-    assert (step.fate, step.to) == (Fate.MIGRATE, 2)
+    assert (step.outcome, step.to) == (EvacuationOutcome.MIGRATE, 2)
 
 
 def test_a_container_gets_only_a_gpu_that_it_was_given() -> None:
     (step,) = plan(0, [tenant(1, unseen=frozenset({1}))], capacities(0, 9 * GIB, 2 * GIB), CONTEXT)
-    assert (step.fate, step.to) == (Fate.MIGRATE, 2)
+    assert (step.outcome, step.to) == (EvacuationOutcome.MIGRATE, 2)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +80,7 @@ def test_a_container_gets_only_a_gpu_that_it_was_given() -> None:
 )
 def test_what_cannot_be_moved_stays_and_says_why(changes: dict[str, Any], why: str) -> None:
     (step,) = plan(0, [tenant(1, **changes)], capacities(0, 9 * GIB), CONTEXT)
-    assert (step.fate, step.why) == (Fate.STAY, why)
+    assert (step.outcome, step.why) == (EvacuationOutcome.STAY, why)
 
 
 SIZES = st.integers(0, 8 * GIB)
@@ -102,8 +108,8 @@ def test_no_gpu_is_overfilled_and_every_process_has_one_step(
     taken: Counter[int] = Counter()
     for step in steps:
         gpus, movable = step.tenant.process.gpus, not step.tenant.process.reason
-        assert (step.fate is not Fate.STAY) is movable
-        assert (step.to is not None) is (step.fate is Fate.MIGRATE)
+        assert (step.outcome is not EvacuationOutcome.STAY) is movable
+        assert (step.to is not None) is (step.outcome is EvacuationOutcome.MIGRATE)
         others = {n for n, each in enumerate(found) if n and each.chip == found[0].chip}
         fits = {
             n for n in others - set(gpus) if found[n].free - taken[n] >= step.tenant.bytes + context
