@@ -16,7 +16,7 @@ class EvacuationOutcome(enum.StrEnum):
 
 
 @dataclass(frozen=True)
-class Tenant:
+class GpuUser:
     """A process and the device memory, in bytes, that it uses on the GPU."""
 
     process: GpuProcess
@@ -40,14 +40,14 @@ class GpuCapacity:
 class Step:
     """The action planned for one process, and ``why``; ``to`` is the GPU that it migrates to."""
 
-    tenant: Tenant
+    user: GpuUser
     outcome: EvacuationOutcome
     why: str
     to: int | None = None
 
 
 def plan(
-    gpu: int, tenants: Iterable[Tenant], capacities: Sequence[GpuCapacity], context: int
+    gpu: int, users: Iterable[GpuUser], capacities: Sequence[GpuCapacity], context: int
 ) -> list[Step]:
     """Return one step for each process on GPU ``gpu``, in the order of execution.
 
@@ -60,18 +60,18 @@ def plan(
     chip = next((each.chip for each in capacities if each.gpu == gpu), None)
     free = {each.gpu: each.free for each in capacities if each.gpu != gpu and each.chip == chip}
     steps = []
-    for tenant in sorted(tenants, key=lambda t: (-t.bytes, t.process.pid)):
-        process, needed = tenant.process, tenant.bytes + context
+    for user in sorted(users, key=lambda each: (-each.bytes, each.process.pid)):
+        process, needed = user.process, user.bytes + context
         if obstacle := _obstacle(process):
-            steps.append(Step(tenant, EvacuationOutcome.STAY, obstacle))
+            steps.append(Step(user, EvacuationOutcome.STAY, obstacle))
             continue
-        fits = [n for n, size in free.items() if tenant.may_get(n) and size >= needed]
+        fits = [n for n, size in free.items() if user.may_get(n) and size >= needed]
         if not fits:
             why = "no other GPU of this chip has room for it" if free else "no other GPU is alike"
-            steps.append(Step(tenant, EvacuationOutcome.SUSPEND, why))
+            steps.append(Step(user, EvacuationOutcome.SUSPEND, why))
             continue
         to = max(fits, key=lambda n: (free[n], -n))
-        steps.append(Step(tenant, EvacuationOutcome.MIGRATE, f"GPU {to} has most memory free", to))
+        steps.append(Step(user, EvacuationOutcome.MIGRATE, f"GPU {to} has most memory free", to))
         free[to] -= needed
     return steps
 

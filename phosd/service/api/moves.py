@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from phosd.engine.job.progress import Progress
 from phosd.engine.node.gpus import GpuInfo
 from phosd.engine.node.placement import find
-from phosd.engine.operations.evacuate import EvacuationOutcome, GpuCapacity, Step, Tenant, plan
+from phosd.engine.operations.evacuate import EvacuationOutcome, GpuCapacity, GpuUser, Step, plan
 from phosd.engine.program.process import GpuProcess
 from phosd.engine.system import cgroups
 from phosd.engine.system.slurm_steps import kept_thawed
@@ -240,8 +240,8 @@ class Moves:
         """Plan for the processes on the GPU that the caller may see."""
         processes = tuple(self._inventory.processes.values())
         here = [process for process in processes if _is_on(process, gpu)]
-        tenants = [
-            Tenant(process, self._bytes_on(process, gpu.ordinal))
+        users = [
+            GpuUser(process, self._bytes_on(process, gpu.ordinal))
             for process in here
             if everybody or caller.may_touch(process.uid)
         ]
@@ -250,7 +250,7 @@ class Moves:
             for each in tuple(self._inventory.gpus.values())
             if each.ordinal == gpu.ordinal or not self._engine.divided(each.ordinal)
         ]
-        return plan(gpu.ordinal, tenants, capacities, self._engine.context_bytes())
+        return plan(gpu.ordinal, users, capacities, self._engine.context_bytes())
 
     def _used(self, gpu: GpuInfo, processes: tuple[GpuProcess, ...]) -> int:
         """Return the bytes of a GPU's memory in use; without NVML, those that hooks report."""
@@ -297,7 +297,7 @@ def _mapping(moved: Mapping[int, int]) -> str:
 
 
 def _told(gpu: int, step: Step) -> StepRow:
-    process = step.tenant.process
+    process = step.user.process
     to = f"{gpu}:{step.to}" if step.outcome is EvacuationOutcome.MIGRATE else ""
     command = " ".join(process.shown_command)
-    return process.pid, str(step.outcome), step.tenant.bytes, to, step.why, command
+    return process.pid, str(step.outcome), step.user.bytes, to, step.why, command
