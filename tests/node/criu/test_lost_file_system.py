@@ -77,7 +77,7 @@ def test_lost_while_the_program_stands_still(
     life: Life, far: tuple[Path, HangingFolder], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """phosd asks for nothing there itself, and does without what its worker asks for."""
-    monkeypatch.setattr("phosd.engine.criu.files.file_worker.IMPATIENCE", SOON)
+    monkeypatch.setattr("phosd.engine.criu.files.file_worker.SHORT_TIMEOUT", SOON)
     note = dump.Dump._note
 
     def hanging(self: dump.Dump) -> None:

@@ -93,7 +93,7 @@ def _contents(descriptors: dict[_File, Descriptor], owner: Owner) -> dict[_File,
     if remote:
         orders = Orders(owner.uid, owner.gid, owner.groups, mark="", hashed=tuple(remote.values()))
         try:
-            digests = file_worker.work(orders, file_worker.IMPATIENCE).digests
+            digests = file_worker.work(orders, file_worker.SHORT_TIMEOUT).digests
         except Timeout as error:  # the program shall not stand still for that
             _log.warning("files are saved without their digests: %s", error)
         else:

@@ -36,8 +36,8 @@ from phosd.engine.system.reaping import reap_later
 from phosd.errors import Internal, Reason, Timeout, Unsupported
 
 __all__ = [
-    "IMPATIENCE",
-    "PATIENCE",
+    "LONG_TIMEOUT",
+    "SHORT_TIMEOUT",
     "Answer",
     "Change",
     "Copied",
@@ -52,9 +52,9 @@ __all__ = [
     "work",
 ]
 
-PATIENCE = 600.0
+LONG_TIMEOUT = 600.0
 """Seconds that the file work of a restore may take."""
-IMPATIENCE = 5.0
+SHORT_TIMEOUT = 5.0
 """Seconds that it may take while a program stands still, or others wait."""
 _LENGTH = struct.Struct("!Q")
 _CHUNK = 1 << 16
@@ -84,7 +84,10 @@ class Worker:
             )
 
     def ask(
-        self, orders: Orders, patience: float = PATIENCE, cancellation: Cancellation | None = None
+        self,
+        orders: Orders,
+        patience: float = LONG_TIMEOUT,
+        cancellation: Cancellation | None = None,
     ) -> Answer:
         """Let the process carry out ``orders``.
 
@@ -98,12 +101,12 @@ class Worker:
     def order(self, orders: Orders) -> None:
         """Tell it what to do, while the caller goes on to something else."""
         text = msgspec.json.encode(orders)
-        self._socket.settimeout(PATIENCE)
+        self._socket.settimeout(LONG_TIMEOUT)
         with suppress(BrokenPipeError, ConnectionResetError):  # its answer says why
             self._socket.sendall(_LENGTH.pack(len(text)) + text)
 
     def answer(
-        self, patience: float = PATIENCE, cancellation: Cancellation | None = None
+        self, patience: float = LONG_TIMEOUT, cancellation: Cancellation | None = None
     ) -> Answer:
         """Return what has come of that. Raises as :meth:`ask` does."""
         end = time.monotonic() + patience
@@ -148,7 +151,7 @@ class Worker:
 
 
 def work(
-    orders: Orders, patience: float = PATIENCE, cancellation: Cancellation | None = None
+    orders: Orders, patience: float = LONG_TIMEOUT, cancellation: Cancellation | None = None
 ) -> Answer:
     """Let one process carry out ``orders`` alone, as :meth:`Worker.ask` does."""
     with Worker(orders.uid, orders.sources) as worker:

@@ -50,7 +50,7 @@ def remove_unneeded(
 def _work(owner: Owner, outputs: Outputs) -> tuple[Output, ...]:
     uid, gid, groups = owner
     orders = Orders(uid, gid, groups, mark="", outputs=outputs)
-    answer = file_worker.work(orders, file_worker.IMPATIENCE)
+    answer = file_worker.work(orders, file_worker.SHORT_TIMEOUT)
     if answer.problems:
         raise Unsupported(
             f"the output folders cannot be looked at: {answer.problems[0]}",

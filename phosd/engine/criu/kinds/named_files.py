@@ -103,7 +103,7 @@ def _not_to_be_put_back(tree: ProcessTree, mappings: Iterable[Mapping]) -> Itera
     for user, theirs in by_owner.items():
         folders = {str(_folder(mapping)) for mapping in theirs}
         orders = Orders(user.uid, user.gid, user.groups, mark="", folders=tuple(folders))
-        closed = file_worker.work(orders, file_worker.IMPATIENCE).closed
+        closed = file_worker.work(orders, file_worker.SHORT_TIMEOUT).closed
         for mapping in theirs:
             file = known_status(mapping.link)
             own = file.st_uid == user.uid and file.st_gid in (user.gid, *user.groups)
