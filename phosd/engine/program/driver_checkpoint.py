@@ -39,7 +39,7 @@ GpuPairs = tuple[tuple[str, str], ...]
 _log = logging.getLogger(__name__)
 _untold: set[ProcessId] = set()
 """Processes whose state the driver did not tell, as the log says."""
-BREATH = 0.1
+RETRY_PAUSE = 0.1
 """Seconds between two tries, in which programs launch what they were kept from."""
 
 
@@ -272,7 +272,7 @@ def _lock(pids: Sequence[int]) -> None:
             return
         except Timeout:
             require_running(pids)
-            time.sleep(BREATH)
+            time.sleep(RETRY_PAUSE)
     _lock_within(last, pids)
 
 

@@ -32,7 +32,7 @@ class FakeDriver:
             "unlock": (State.LOCKED, State.RUNNING),
         }
         monkeypatch.setattr(driver_checkpoint, "state", self.states.get)
-        monkeypatch.setattr(driver_checkpoint, "BREATH", 0)
+        monkeypatch.setattr(driver_checkpoint, "RETRY_PAUSE", 0)
         for name, (before, after) in steps.items():
             monkeypatch.setattr(driver_checkpoint, name, self._step(name, before, after))
 

@@ -37,7 +37,7 @@ class Gpu:
         self.before: dict[tuple[str, int], Callable[[], object]] = {}
         self.after: dict[tuple[str, int], Callable[[], object]] = {}
         self._lock = threading.RLock()
-        monkeypatch.setattr(driver_checkpoint, "BREATH", 0)
+        monkeypatch.setattr(driver_checkpoint, "RETRY_PAUSE", 0)
         monkeypatch.setattr(reservation_module, "ROOM", 0)
         monkeypatch.setattr(driver_checkpoint, "state", self.states.get)
         steps: dict[str, tuple[State, State, Callable[[int], object]]] = {
