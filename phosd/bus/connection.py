@@ -30,7 +30,7 @@ from phosd.errors import PhosError, from_one_text, in_one_text
 
 NAME = "org.phos"
 ERROR_PREFIX = "org.phos.Error."
-PATIENCE = 120.0
+TIMEOUT = 120.0
 """Seconds to wait for a reply. Long work is a job, not a long call."""
 _DBUS = "org.freedesktop.DBus"
 _DBUS_PATH = "/org/freedesktop/DBus"
@@ -148,7 +148,7 @@ class Connection:
         signature: str = "",
         *args: Any,
         destination: str = NAME,
-        patience: float = PATIENCE,
+        patience: float = TIMEOUT,
         interactive: bool = False,
     ) -> list[Any]:
         """Call a method and return the plain values of its reply. Raises :class:`CallError`.

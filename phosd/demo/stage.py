@@ -17,7 +17,7 @@ from phosd.client import AsyncClient
 from phosd.engine.system.native import python_environment
 from phosd.errors import NoDaemon
 
-PATIENCE = 45.0
+TIMEOUT = 45.0
 """Seconds that any single step may take."""
 
 BUS_CONFIG = """<!DOCTYPE busconfig PUBLIC "-//freedesktop//DTD D-Bus Bus Configuration 1.0//EN"
@@ -40,7 +40,7 @@ class DemoError(Exception):
     """The demonstration cannot go on; the text says why."""
 
 
-async def until(condition: Callable[[], Any], what: str, patience: float = PATIENCE) -> Any:
+async def until(condition: Callable[[], Any], what: str, patience: float = TIMEOUT) -> Any:
     """The first true value of ``condition``. Raises :class:`DemoError` naming ``what``."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + patience
@@ -122,7 +122,7 @@ async def daemon(place: Path, address: str) -> AsyncIterator[AsyncClient]:
 
 async def _answering(client: AsyncClient, process: asyncio.subprocess.Process, log: Path) -> None:
     """Wait until phosd has its name on the bus."""
-    for _ in range(int(PATIENCE / 0.05)):
+    for _ in range(int(TIMEOUT / 0.05)):
         if process.returncode is not None:
             raise DemoError(f"phosd ended: {log.read_text()[-2000:].strip()}")
         try:

@@ -32,7 +32,7 @@ from phosd.service.jobs.engine import Engine
 from phosd.service.jobs.table import JobState
 
 _STATUS_SECONDS = 1.0
-BUS_PATIENCE = 60.0
+BUS_TIMEOUT = 60.0
 """Seconds to wait for a bus that is gone before phosd exits and is restarted together with its
 clients.
 """
@@ -141,7 +141,7 @@ async def serve(config: Config, engine: Engine, where: str, config_file: Path) -
     supervisor = Supervisor()
     stop = _stop_signals()
     try:
-        connection = await Connection.open(where, patience=BUS_PATIENCE)
+        connection = await Connection.open(where, patience=BUS_TIMEOUT)
     except NoBusError as error:
         _log.error("%s; %s", error, error.hint)
         return 1

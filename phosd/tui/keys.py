@@ -13,7 +13,7 @@ from textual.app import App
 from textual.events import Key
 from textual.message_pump import MessagePump
 
-_PATIENCE = 1.0
+_TIMEOUT = 1.0
 """Seconds after which the next key is dispatched in any case: a widget that is being removed does
 not answer.
 """
@@ -58,7 +58,7 @@ class Keys:
         screen = self._app.screen
         if not isinstance(screen, Guarded) or screen.takes(key):
             with suppress(TimeoutError):
-                async with asyncio.timeout(_PATIENCE):
+                async with asyncio.timeout(_TIMEOUT):
                     await self._through(key)
 
     async def _through(self, key: Key) -> None:

@@ -25,7 +25,7 @@ from phosd.client.errors import CommandError
 
 _LENGTH = struct.Struct("!I")
 _IDS = struct.Struct("3i")
-_PATIENCE = 30.0
+_TIMEOUT = 30.0
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def start_enclosed(
         keeper = client.make_pid_namespace(name, end=str(folder / END))
         connection = _connection_of(keeper, listening)
         stack.enter_context(unix_sockets.closing(connection))
-        connection.settimeout(_PATIENCE)
+        connection.settimeout(_TIMEOUT)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         _tell(connection, words, environment, folder)
         try:
@@ -80,7 +80,7 @@ def _connection_of(keeper: int, listening: socket.socket) -> socket.socket:
     """Return the connection of the process that phosd has named: anybody may connect, and the
     others are told nothing.
     """
-    give_up = time.monotonic() + _PATIENCE
+    give_up = time.monotonic() + _TIMEOUT
     while (left := give_up - time.monotonic()) > 0:
         listening.settimeout(left)
         try:

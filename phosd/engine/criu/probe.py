@@ -27,7 +27,7 @@ from phosd.engine.system import procfs
 from phosd.errors import Internal, PhosError
 
 CACHE = Path("/var/cache/phos")
-PATIENCE = 10.0
+TIMEOUT = 10.0
 """Seconds that the probe's program has for each step."""
 
 _PROGRAM = """
@@ -146,7 +146,7 @@ def _cycle(criu: Criu, started: subprocess.Popen[bytes], folder: Path, log: Path
     restored = restore_tree(criu, saved, TreeRestoreOptions())
     try:
         port, *values = _wait_for_lines(log, len(log.read_text().split()) + 3)
-        with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) as client:
+        with socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT) as client:
             answer = client.recv(4)
     finally:
         restored.abandon()
@@ -157,7 +157,7 @@ def _cycle(criu: Criu, started: subprocess.Popen[bytes], folder: Path, log: Path
 
 def _wait_for_lines(log: Path, count: int) -> list[int]:
     """Wait until the log has at least ``count`` numbers; return them."""
-    end = time.monotonic() + PATIENCE
+    end = time.monotonic() + TIMEOUT
     while time.monotonic() < end:
         lines = log.read_text().splitlines(keepends=True) if log.exists() else []
         numbers = [int(line) for line in lines if line.endswith("\n")]

@@ -96,7 +96,7 @@ class Listeners:
         memory = stack.enter_context(containers.own_memory(pid, IN_CONTAINERS))
         mount = None if memory is None else mounts.mount_of(memory)
         self._containers[space] = _Container(witness, mount)
-        if user != 0 and time.monotonic() > began + places_apart.PATIENCE:
+        if user != 0 and time.monotonic() > began + places_apart.TIMEOUT:
             _log.warning("no more containers of user %d are looked at: one does not answer", user)
             self._holding_up.add(user)
         return memory

@@ -35,8 +35,8 @@ _MOST_RUNS = 16
 """Most runs of one analysis: the kernel that ends the process is found by running those that it may
 have been, each on its own.
 """
-_PATIENCE = 20
-"""How much longer than its processor time it may take, on a machine that is busy."""
+_TIMEOUT_FACTOR = 20
+"""How many times its processor time it may take, on a machine that is busy."""
 _LOOK_SECONDS = 0.05
 _WORKER = "-P", "-m", "phosd.engine.kernels.worker"
 _log = logging.getLogger(__name__)
@@ -228,7 +228,7 @@ class Analyser:
         processor time of it and of the tools that it ran, and whether it was not waited for to the
         end.
         """
-        end = time.monotonic() + _PATIENCE * seconds
+        end = time.monotonic() + _TIMEOUT_FACTOR * seconds
         told = 0
         try:
             while not (ended := os.wait4(child.pid, os.WNOHANG))[0]:

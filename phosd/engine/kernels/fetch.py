@@ -18,7 +18,7 @@ from phosd.engine.system.procfs import ProcessId
 from phosd.engine.system.reaping import reap_later
 from phosd.errors import Cancelled, NoSuchProcess, Timeout, Unsupported
 
-PATIENCE = 20.0
+TIMEOUT = 20.0
 """Seconds that the copy may take. A file system or memory that never answers ends it."""
 _SHARE = 8
 """An image may take one part in so many of the host's free memory."""
@@ -26,7 +26,7 @@ _LOOK_SECONDS = 0.02
 
 
 def fetch(
-    process: ProcessId, image: CodeImage, stopped: threading.Event, patience: float = PATIENCE
+    process: ProcessId, image: CodeImage, stopped: threading.Event, patience: float = TIMEOUT
 ) -> Module:
     """Return an image's bytes, for the caller to close.
 

@@ -23,7 +23,7 @@ from phosd.engine.system import procfs
 from phosd.engine.system.procfs import ProcessId
 from phosd.errors import Busy, NoSuchProcess, Reason, Unsupported
 
-_PATIENCE = 2.0
+_TIMEOUT = 2.0
 """Seconds that a hook has for each answer."""
 
 
@@ -99,7 +99,7 @@ def _asked(node: Node, process: ProcessId) -> Iterator[HookLink]:
                 hint="ask again when the job has ended (`phos jobs`)",
             )
         node.suspended.require_awake({pid})  # its hook would not answer
-        link = HookLink(pid, node.config.runtime_dir, _PATIENCE)
+        link = HookLink(pid, node.config.runtime_dir, _TIMEOUT)
         try:
             link.connect()
         except NoSuchProcess as error:

@@ -25,7 +25,7 @@ from phosd.errors import Busy, Internal, InvalidOption
 
 _SOCKET = re.compile("[0-9A-Za-z._-]{1,100}")
 _MOST_OF_A_USER = 1000
-_PATIENCE = 30.0
+_TIMEOUT = 30.0
 _LOOK_SECONDS = 0.005
 
 
@@ -108,7 +108,7 @@ def _told(caller: Starter) -> dict[str, Any]:
 
 def _await(started: Started) -> None:
     """Wait until the keeper is ready, and the process that made it has ended."""
-    give_up = time.monotonic() + _PATIENCE
+    give_up = time.monotonic() + _TIMEOUT
     while started.poll() is None:
         if time.monotonic() > give_up:
             raise Internal("a pid namespace was not made in time", hint="try again")

@@ -19,7 +19,7 @@ from phosd.engine.program.group import CheckpointGroup
 from phosd.errors import CallbackFailed, Cancelled, Internal, PhosError, Timeout
 
 DEADLINE = 60.0
-_PATIENCE = 5.0
+_TIMEOUT = 5.0
 """Seconds that a hook has for each answer."""
 _POLL = 0.005
 _TOGETHER = 1.0
@@ -98,7 +98,7 @@ class SafePoints:
         found = []
         for pid in [member.pid for member in self._group.members if member.link is not None]:
             # Not the group's own connection: a hook that is too old for this ends it.
-            link = connections.enter_context(HookLink(pid, self._group.runtime_dir, _PATIENCE))
+            link = connections.enter_context(HookLink(pid, self._group.runtime_dir, _TIMEOUT))
             try:
                 state = link.program()
             except Internal:

@@ -13,7 +13,7 @@ from phosd.engine.job.progress import Progress
 from phosd.engine.program.group import CheckpointGroup, Member
 from phosd.errors import PhosError, Timeout
 
-PATIENCE = 2.0
+TIMEOUT = 2.0
 """Seconds that all processes of a group have together. Only the main thread of a program can run
 the call, between two bytecodes; a thread that waits in a call may get to it late or never.
 """
@@ -21,7 +21,7 @@ the call, between two bytecodes; a thread that waits in a call may get to it lat
 _POLL = 0.002
 
 _WHY_NOT = {
-    Release.ASKED: f"its main thread did not come to it within {PATIENCE:.0f} s",
+    Release.ASKED: f"its main thread did not come to it within {TIMEOUT:.0f} s",
     Release.NO_INTERPRETER: "it ran no Python when it began to use CUDA",
     Release.NO_TORCH: "it has not imported torch",
     Release.CAPTURING: "it was capturing a stream",
@@ -34,7 +34,7 @@ def release_cached(group: CheckpointGroup, progress: Progress) -> None:
     Sets the figure ``released_bytes``. The checkpoint may go on whatever the result is.
     """
     before = _device_bytes(group)
-    until = time.monotonic() + PATIENCE
+    until = time.monotonic() + TIMEOUT
     with ThreadPoolExecutor(len(group.members), "release") as pool:
         answers = list(pool.map(lambda member: _why_not(member, group, until), group.members))
     failed = defaultdict(list)

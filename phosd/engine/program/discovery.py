@@ -9,7 +9,7 @@ from phosd.engine.hook_client.link import HookLink
 from phosd.engine.hook_client.wire import MAX_EXPORTED
 from phosd.engine.memory.exported import SHARED
 from phosd.engine.program import process
-from phosd.engine.program.group import PATIENCE, CheckpointGroup
+from phosd.engine.program.group import TIMEOUT, CheckpointGroup
 from phosd.engine.program.stopped import StoppedProcesses
 from phosd.engine.program.tree import ProcessTree, scan
 from phosd.engine.system import procfs
@@ -88,7 +88,7 @@ def _other_sharers(group: CheckpointGroup, borrowed: contextlib.ExitStack) -> di
         if not seen.get(pid):
             continue
         try:
-            with HookLink(pid, group.runtime_dir, PATIENCE) as other:
+            with HookLink(pid, group.runtime_dir, TIMEOUT) as other:
                 found[pid] = _shared(other, borrowed, _MOST_BORROWED)
         except NoSuchProcess:
             continue  # ended, or without a hook

@@ -23,7 +23,7 @@ from phosd.engine.system.unkillable_reads import ABANDONABLE_THREADS
 from phosd.errors import Busy, NoSuchProcess, PhosError, Reason, Timeout, Unsupported
 
 _ROOT = 0
-PATIENCE = 3.0
+TIMEOUT = 3.0
 """Seconds to wait for the hook of a process that may not be in the group."""
 
 
@@ -247,7 +247,7 @@ class CheckpointGroup:
         """Wake a hook that does not listen; a phosd that was killed may have left it detached."""
         link = HookLink(pid, self.runtime_dir)
         try:
-            link.reattach(PATIENCE)
+            link.reattach(TIMEOUT)
         except Timeout as error:
             raise Unsupported(
                 f"the hook in process {pid} does not answer, and may have parked its memory"

@@ -48,7 +48,7 @@ _ANY_ADDRESS = ("ipv4", "ipv6")
 _LENGTH = struct.Struct("!I")
 _MOST_BYTES = 8 << 20
 """execve(2) takes less."""
-_PATIENCE = 30.0
+_TIMEOUT = 30.0
 _ROOM = 1000
 """Ids that CRIU needs at a restore, at the most."""
 _CHUNK = 1 << 16
@@ -298,10 +298,10 @@ def _connected(name: str) -> socket.socket:
     asking = unix_sockets.unix_socket()
     try:
         # Anybody may connect, and fill the queue. Python's timeout would not wait for a place.
-        seconds = struct.pack("ll", int(_PATIENCE), 0)
+        seconds = struct.pack("ll", int(_TIMEOUT), 0)
         asking.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, seconds)
         asking.connect(f"\0{name}")
-        asking.settimeout(_PATIENCE)
+        asking.settimeout(_TIMEOUT)
         _, user = unix_sockets.peer_of(asking)
         if user not in (0, os.getuid()):
             raise PermissionError(errno.EPERM, "another user answers", name)

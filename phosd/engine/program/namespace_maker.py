@@ -17,7 +17,7 @@ from phosd.engine.system import pid_namespaces, procfs
 from phosd.engine.system.pid_namespaces import PidNamespace
 from phosd.errors import Internal
 
-_PATIENCE_MS = 30_000
+_TIMEOUT_MS = 30_000
 _ENDING_MS = 10_000
 
 
@@ -89,7 +89,7 @@ class NamespaceMaker:
             return self.namespace
         poller = select.poll()
         poller.register(self._told, select.POLLIN)
-        text = os.read(self._told, 16) if poller.poll(_PATIENCE_MS) else b""
+        text = os.read(self._told, 16) if poller.poll(_TIMEOUT_MS) else b""
         keeper = procfs.process_id(int(text)) if text else None
         if keeper is None:
             raise Internal(

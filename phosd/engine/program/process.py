@@ -20,7 +20,7 @@ from phosd.engine.system.slurm_steps import SlurmStep, step_of
 from phosd.engine.system.unkillable_reads import ABANDONABLE_THREADS, fairly
 from phosd.errors import Busy, Internal, NoSuchProcess, PhosError, Reason, Timeout, Unsupported
 
-_PATIENCE = 2.0
+_TIMEOUT = 2.0
 """Seconds that a hook may take to answer when processes are listed."""
 _LIST_SECONDS = 8.0
 """Seconds that a list may take; whom there was no time to look at is described as before."""
@@ -280,7 +280,7 @@ def describe(
     memory: list[tuple[HookBlock, int]] = []
     if state is driver_checkpoint.State.RUNNING:
         try:
-            with HookLink(pid, runtime_dir, _PATIENCE) as link:
+            with HookLink(pid, runtime_dir, _TIMEOUT) as link:
                 hello = link.hello()
                 memory = placed(hello, link.list_blocks())
             gate, reason = hello.state, hello.reason

@@ -15,7 +15,7 @@ from phosd import unix_sockets
 from phosd.engine.system import in_root
 from phosd.engine.system.reaping import reap_later
 
-PATIENCE = 2.0
+TIMEOUT = 2.0
 """Seconds that a look may take."""
 _stuck: dict[str, "subprocess.Popen[bytes]"] = {}
 """The processes that still wait, by what they wait for."""
@@ -43,7 +43,7 @@ def place_in_root(root: int, path: str, what: str) -> int | None:
                 cwd="/",
                 pass_fds=(root,),
             )
-        ours.settimeout(PATIENCE)
+        ours.settimeout(TIMEOUT)
         try:
             found = socket.recv_fds(ours, 1, 1)[1]
         except TimeoutError:

@@ -10,7 +10,7 @@ import socket
 import time
 from collections.abc import Iterator
 
-PATIENCE = 60.0
+EXTENSION_SECONDS = 60.0
 """Seconds by which a pending stop is extended each time."""
 _MOST_PROLONGED = 15
 _SECONDS_TO_SEND = 1.0
@@ -71,8 +71,8 @@ class Supervisor:
         import asyncio
 
         for _ in range(_MOST_PROLONGED):
-            self._tell(f"EXTEND_TIMEOUT_USEC={int(PATIENCE * 1e6)}")
-            await asyncio.sleep(PATIENCE / 3)
+            self._tell(f"EXTEND_TIMEOUT_USEC={int(EXTENSION_SECONDS * 1e6)}")
+            await asyncio.sleep(EXTENSION_SECONDS / 3)
 
     def _tell(self, *lines: str) -> None:
         if self._address is None:

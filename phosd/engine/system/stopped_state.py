@@ -16,7 +16,7 @@ from phosd.engine.system import cgroups, procfs
 from phosd.engine.system.procfs import ProcessId
 from phosd.errors import Busy
 
-PATIENCE = 3.0
+TIMEOUT = 3.0
 """Seconds that a process may stand still in one job: debuggers and profilers stop it for less."""
 LOOK_SECONDS = 0.1
 """Seconds without an answer after which it is looked at again."""
@@ -43,7 +43,7 @@ _left_behind: dict[int, threading.Thread] = {}
 
 def require_going(pid: int) -> bool:
     """Return whether the process is going. Raises :class:`Busy` if it has stood still for
-    :data:`PATIENCE` seconds.
+    :data:`TIMEOUT` seconds.
     """
     process = procfs.process_id(pid)
     if process is None:
@@ -58,7 +58,7 @@ def require_going(pid: int) -> bool:
             del _still[each]
         seen = _still.setdefault(process, _Seen(now, now))
         seen.last = now
-    if now - seen.first >= PATIENCE:
+    if now - seen.first >= TIMEOUT:
         state, way_out = why
         raise Busy(
             f"process {pid} {state}",

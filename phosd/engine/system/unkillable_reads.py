@@ -19,7 +19,7 @@ from typing import Any, Generic, TypeVar
 
 from phosd.engine.system import procfs
 
-PATIENCE = 3.0
+TIMEOUT = 3.0
 """Seconds that one look may take."""
 _LONGEST_REST = 64.0
 """Seconds for which a process that held up looks again and again is not looked at; at first, 1."""
@@ -76,7 +76,7 @@ class AbandonableThreads:
             try:
                 for pid in left:
                     began, user = time.monotonic(), owner(pid)
-                    found = round_.next(max(0.0, min(PATIENCE, end - began)))
+                    found = round_.next(max(0.0, min(TIMEOUT, end - began)))
                     took = time.monotonic() - began
                     self._answered(pid)
                     yield pid, found
@@ -89,7 +89,7 @@ class AbandonableThreads:
                 if time.monotonic() >= end:
                     _log.warning("there was no time to look at all processes")
                     return
-                cost[user] += PATIENCE
+                cost[user] += TIMEOUT
                 self._hold(pid, round_.thread)
             finally:
                 round_.leave()

@@ -33,7 +33,7 @@ MOST_BYTES = 128 << 10
 MOST_DESCRIPTORS = 250
 """The kernel passes 253 in one message."""
 _SAID_BYTES = 32 << 10
-_PATIENCE = 30.0
+_TIMEOUT = 30.0
 _LISTENING = 3
 """Number of the first descriptor that systemd passes to a service (``sd_listen_fds(3)``)."""
 
@@ -113,7 +113,7 @@ class Command:
         """Kill the command and wait for its end, for a while if the service does not answer."""
         with contextlib.suppress(OSError, OutsideError):
             self._service.send(KILL)
-            give_up = time.monotonic() + _PATIENCE
+            give_up = time.monotonic() + _TIMEOUT
             while self.poll() is None and time.monotonic() < give_up:
                 select.select([self._service], [], [], 1.0)
 
@@ -125,7 +125,7 @@ class Command:
 def _connect(address: Path) -> tuple[socket.socket, dict[str, Any]]:
     service = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
-        service.settimeout(_PATIENCE)
+        service.settimeout(_TIMEOUT)
         service.connect(str(address))
         _require_same_user(service)
         greeting = service.recv(MOST_BYTES)
@@ -188,7 +188,7 @@ def _attend(service: socket.socket, child: "subprocess.Popen[bytes]", *, tied: b
 
 def _receive(service: socket.socket) -> tuple[dict[str, Any], list[int]]:
     """Receive the order and its descriptors; an empty order if there is none."""
-    service.settimeout(_PATIENCE)
+    service.settimeout(_TIMEOUT)
     packet, received, flags, _ = socket.recv_fds(
         service, MOST_BYTES, MOST_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
     )

@@ -17,7 +17,7 @@ from wsgiref.types import WSGIApplication
 
 CONNECTIONS = 64
 """Most connections at a time. A request is answered long before as many others have come."""
-PATIENCE = 10.0
+TIMEOUT = 10.0
 """Seconds that a connection may take for its request and for reading the answer."""
 REQUEST_BYTES = 8 << 10
 """Most bytes of a request."""
@@ -95,7 +95,7 @@ class PageServer:
 
     async def _answer(self, connection: socket.socket) -> None:
         with suppress(OSError, EOFError):  # a timeout is an OSError
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(TIMEOUT):
                 request = await self._request(connection)
                 await self._loop.sock_sendall(connection, self._answered(request))
 

@@ -56,7 +56,7 @@ _WAITING = 1024
 """Connections that may wait to be accepted."""
 _NAME_BYTES = 63
 """Most bytes of a name."""
-_PATIENCE = 2.0
+_TIMEOUT = 2.0
 """Seconds that a connection may take for its request."""
 _AGAIN, _LONGEST = 0.2, 10.0
 """Seconds after which a process is told again that another job works on: at first, and later."""
@@ -196,7 +196,7 @@ class OwnCheckpoints:
         loop = asyncio.get_running_loop()
         try:
             self._give_place(unix_sockets.peer_of(connection)[0])
-            async with asyncio.timeout(_PATIENCE):
+            async with asyncio.timeout(_TIMEOUT):
                 sequence, wish = await _request(connection)
                 try:
                     if isinstance(asks, PhosError):
@@ -333,7 +333,7 @@ async def _request(connection: socket.socket) -> "tuple[int, _Wish]":
 async def _until_closed(connection: socket.socket) -> None:
     """Wait until the hook has closed the connection: the checkpoint would be refused for it."""
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(_PATIENCE):
+        async with asyncio.timeout(_TIMEOUT):
             await readable(connection)
 
 

@@ -153,7 +153,7 @@ def test_what_was_not_asked_for_is_not_taken(
 def test_a_busy_machine_is_no_reason(
     analyser: Analyser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(analysing, "_PATIENCE", 0)
+    monkeypatch.setattr(analysing, "_TIMEOUT_FACTOR", 0)
     worker(monkeypatch, tmp_path, "signal.pause()")
     with Module.of(b"any") as module:
         found = analyser.analyse(module, 90)

@@ -101,7 +101,7 @@ def stands_still_in(
 ) -> None:
     """The rank is stopped as the phase begins: the job ends soon, and says who is stopped."""
     state, way_out = told
-    monkeypatch.setattr(stopped_state, "PATIENCE", 0.3)
+    monkeypatch.setattr(stopped_state, "TIMEOUT", 0.3)
     with (
         soon() as begins,
         pytest.raises(PhosError, match=f"process {last} {state}") as raised,
@@ -198,7 +198,7 @@ def test_a_rank_is_stopped_in_the_middle_of_a_step_of_the_driver(
     device memory.
     """
     last = max(children(ring.pid))
-    monkeypatch.setattr(stopped_state, "PATIENCE", 0.3)
+    monkeypatch.setattr(stopped_state, "TIMEOUT", 0.3)
     with (
         soon() as begins,
         pytest.raises(PhosError, match=f"process {last} is stopped, by"),

@@ -18,7 +18,7 @@ from phosd.engine.job.progress import Progress
 from phosd.engine.node.node import Node
 from phosd.engine.operations import torch_cache
 from phosd.engine.operations.checkpoint import CheckpointOptions, checkpoint
-from phosd.engine.operations.torch_cache import PATIENCE
+from phosd.engine.operations.torch_cache import TIMEOUT
 from phosd.engine.system.native import softgpu_folder
 from phosd.errors import InvalidOption
 from tests.node.checkpoint_restore.cycle import AFTER, bring_back, check, computed_right
@@ -53,7 +53,7 @@ def about_cache(progress: Progress) -> list[str]:
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """How busy the machine is decides nothing."""
-    monkeypatch.setattr(torch_cache, "PATIENCE", harness.PATIENCE)
+    monkeypatch.setattr(torch_cache, "TIMEOUT", harness.PATIENCE)
 
 
 @pytest.mark.parametrize(
@@ -114,12 +114,12 @@ def test_a_main_thread_that_waits_in_c_is_not_waited_for(
     target = start("caching", "waits")
     target.wait_for_steps(5)
     with monkeypatch.context() as patch:
-        patch.setattr(torch_cache, "PATIENCE", PATIENCE)
+        patch.setattr(torch_cache, "TIMEOUT", TIMEOUT)
         before, progress = save(node, target)
     (note,) = about_cache(progress)
     assert note.endswith("its main thread did not come to it within 2 s")
     prepare = progress.phases[0]
-    assert prepare.end is not None and prepare.end - prepare.start >= PATIENCE
+    assert prepare.end is not None and prepare.end - prepare.start >= TIMEOUT
     assert EMPTIED not in target.log.read_bytes()
     for times, released in ((1, CACHED), (2, 0)):
         with woken_when_asked(target, monkeypatch):

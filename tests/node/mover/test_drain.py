@@ -204,7 +204,7 @@ def test_a_shadow_that_nobody_finishes_is_taken_in_the_end(
     program: Program, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The program was stopped, or has died, between the copy and the word that it was made."""
-    monkeypatch.setattr(requests, "PATIENCE_SECONDS", 0.5)
+    monkeypatch.setattr(requests, "TIMEOUT_SECONDS", 0.5)
     program.hook.begin_shadow(program.chunk(0, 1), 2)
     program.owner.copy((0, CHUNK), (len(SIZES), 2 * CHUNK), CHUNK)
     program.overwrite(0, 1)

@@ -255,7 +255,7 @@ def test_a_board_full_of_nonsense_ends_in_a_right_image_or_an_error(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Words of any value, at any time: never a hang, never a wrong image, never a dead mover."""
-    monkeypatch.setattr(requests, "PATIENCE_SECONDS", 0.3)
+    monkeypatch.setattr(requests, "TIMEOUT_SECONDS", 0.3)
     outcomes = set()
     with prepared(store, rate="200M") as program:
         for seed in range(6):

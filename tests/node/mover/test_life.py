@@ -428,7 +428,7 @@ def test_garbage_and_silence_do_not_disturb_the_engine(place: Path, garbage: byt
 
 def test_one_that_does_not_answer_is_told_of(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What it keeps is not known, which is not the same as nothing."""
-    monkeypatch.setattr(visit_module, "_PATIENCE", 0.2)
+    monkeypatch.setattr(visit_module, "_TIMEOUT", 0.2)
     folder_of(place)
     silent: list[PhosError] = []
     with socket.socket(socket.AF_UNIX) as hung:

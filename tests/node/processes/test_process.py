@@ -172,7 +172,7 @@ def test_a_hook_that_is_slow_keeps_its_memory(
     gpu_process: int, runtime: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a busy machine a program does not lose its GPUs for a moment."""
-    monkeypatch.setattr(process, "_PATIENCE", 0.2)
+    monkeypatch.setattr(process, "_TIMEOUT", 0.2)
     over = threading.Event()
 
     def script(request: Request) -> Answer:

@@ -19,7 +19,7 @@ LATE = 60.0
 
 @pytest.fixture
 def pid(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    monkeypatch.setattr(stopped_state, "PATIENCE", 0.3)
+    monkeypatch.setattr(stopped_state, "TIMEOUT", 0.3)
     with subprocess.Popen(["/bin/sleep", "600"]) as process:
         yield process.pid
         process.kill()
@@ -42,7 +42,7 @@ def test_who_stands_still_is_told_with_what_to_do(pid: int) -> None:
 
 
 def test_who_goes_on_in_time_is_waited_for(pid: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stopped_state, "PATIENCE", LATE)
+    monkeypatch.setattr(stopped_state, "TIMEOUT", LATE)
     halt(pid)
     threading.Timer(0.3, os.kill, (pid, signal.SIGCONT)).start()
     stopped_state.await_going(pid)

@@ -59,7 +59,7 @@ def look(pid: int) -> tuple[str, ...]:
 
 
 def test_a_process_that_nobody_can_look_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unkillable_reads, "PATIENCE", 0.5)
+    monkeypatch.setattr(unkillable_reads, "TIMEOUT", 0.5)
     folder = tmp_path / "far"
     folder.mkdir()
     with hanging_folder(folder) as server:

@@ -160,7 +160,7 @@ def test_a_bus_that_stays_away_ends_phosd_and_no_call_hangs(
 def test_the_real_daemon_fails_when_the_bus_stays_away(bus: RestartableBus, tmp_path: Path) -> None:
     """systemd starts it again after that."""
     code = (
-        "import phosd.service.main as m, sys; m.BUS_PATIENCE = 0.5; "
+        "import phosd.service.main as m, sys; m.BUS_TIMEOUT = 0.5; "
         f"m.main(['--session', '--state-dir', '{tmp_path}/s', '--runtime-dir', '{tmp_path}/r'])"
     )
     with subprocess.Popen(

@@ -170,7 +170,7 @@ def a_start(monkeypatch: pytest.MonkeyPatch, place: Path) -> None:
 
 
 def a_keeper(monkeypatch: pytest.MonkeyPatch, place: Path) -> None:
-    monkeypatch.setattr(keeper, "_PATIENCE", 1.0)
+    monkeypatch.setattr(keeper, "_TIMEOUT", 1.0)
     with listening(NAME) as listener, lying(listener):
         ends(lambda: keeper._start(NAME), "a keeper")
 

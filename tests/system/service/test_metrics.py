@@ -194,7 +194,7 @@ def test_who_connects_and_asks_nothing_costs_little(monkeypatch: pytest.MonkeyPa
         with suppress(ConnectionError):
             slow[-1].sendall(b"X-Long: " + b"x" * page_server.REQUEST_BYTES)
         wait_until(lambda: ended(slow[-1]), "the end of who asks too much")
-        monkeypatch.setattr(page_server, "PATIENCE", 0.1)
+        monkeypatch.setattr(page_server, "TIMEOUT", 0.1)
         with socket.create_connection(("127.0.0.1", port)) as late:
             wait_until(lambda: ended(late), "the end of who asks too late")
         assert scrape(port)["phosd_images", ()] == 0

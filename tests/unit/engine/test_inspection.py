@@ -95,7 +95,7 @@ def test_a_hook_that_goes_on_for_ever_is_left(
     node: Node, me: ProcessId, runtime: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each answer is quick, and there is one more, for as long as this test would wait."""
-    monkeypatch.setattr(inspection, "_PATIENCE", 0.3)
+    monkeypatch.setattr(inspection, "_TIMEOUT", 0.3)
     answers = counting(1)
 
     def endless(request: Request) -> Answer:

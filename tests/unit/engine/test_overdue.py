@@ -11,7 +11,7 @@ from phosd.engine.recovery import overdue
 def test_a_step_that_takes_long_is_told_while_it_does(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(overdue, "PATIENCE", 0.05)
+    monkeypatch.setattr(overdue, "WARNING_SECONDS", 0.05)
     with overdue.overdue("waiting for Godot"):
         end = time.monotonic() + 30
         while not caplog.messages:

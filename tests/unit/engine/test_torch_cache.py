@@ -81,7 +81,7 @@ def test_whatever_a_hook_answers_the_job_goes_on(runtime: Path, answer: Answer, 
 
 
 def test_there_is_a_limit_to_patience(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_cache, "PATIENCE", 0.3)
+    monkeypatch.setattr(torch_cache, "TIMEOUT", 0.3)
     over = threading.Event()
 
     def silent(_: Request) -> Answer:
@@ -103,7 +103,7 @@ def test_there_is_a_limit_to_patience(runtime: Path, monkeypatch: pytest.MonkeyP
 def test_the_time_may_end_while_the_hook_is_asked(
     runtime: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch_cache, "PATIENCE", 0.5)
+    monkeypatch.setattr(torch_cache, "TIMEOUT", 0.5)
     over = threading.Event()
 
     def slow(request: Request) -> Answer:

@@ -18,7 +18,7 @@ PIDS = list(range(100, 110))
 @pytest.fixture
 def owners(monkeypatch: pytest.MonkeyPatch) -> dict[int, int]:
     """The user of each process; 1000 if it is not given."""
-    monkeypatch.setattr(unkillable_reads, "PATIENCE", 0.1)
+    monkeypatch.setattr(unkillable_reads, "TIMEOUT", 0.1)
     monkeypatch.setattr(unkillable_reads, "_BY_USER", 0.2)
     owners: dict[int, int] = {}
     monkeypatch.setattr(unkillable_reads, "owner", lambda pid: owners.get(pid, 1000))
@@ -108,7 +108,7 @@ def test_the_others_are_left_out_when_the_time_is_over(
     owners: dict[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """That is nobody's fault: all are looked at the next time."""
-    monkeypatch.setattr(unkillable_reads, "PATIENCE", 30.0)
+    monkeypatch.setattr(unkillable_reads, "TIMEOUT", 30.0)
     threads = AbandonableThreads()
     owners |= {pid: 2000 + pid for pid in PIDS}
 
@@ -122,7 +122,7 @@ def test_the_others_are_left_out_when_the_time_is_over(
 
 def test_one_user_never_costs_all_the_time_of_a_list() -> None:
     """Not even with looks of which each ends just in time, so that nobody is held."""
-    assert unkillable_reads._BY_USER + unkillable_reads.PATIENCE < process._LIST_SECONDS - 2
+    assert unkillable_reads._BY_USER + unkillable_reads.TIMEOUT < process._LIST_SECONDS - 2
 
 
 def test_whoever_ends_after_a_look_is_charged_for_it(owners: dict[int, int]) -> None:

@@ -170,7 +170,7 @@ def test_words_of_a_filter_are_not_actions() -> None:
 def test_keys_go_on_when_a_screen_never_comes_to_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever a widget does, the keys are not taken away from the user."""
     node, _ = fake_node(process(1), job(1))
-    monkeypatch.setattr("phosd.tui.keys._PATIENCE", 0.1)
+    monkeypatch.setattr("phosd.tui.keys._TIMEOUT", 0.1)
 
     async def body() -> None:
         async with opened(node) as pilot:

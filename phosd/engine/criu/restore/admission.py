@@ -11,7 +11,7 @@ from phosd.engine.criu.restore.restored_rights import saved_rights
 from phosd.engine.criu.restore.saved_tree import SavedTree
 from phosd.engine.criu.restore.tree_files import TreeFiles
 from phosd.engine.criu.run.cgroup_place import place_of
-from phosd.engine.criu.run.owned_processes import ENDING_PATIENCE
+from phosd.engine.criu.run.owned_processes import ENDING_TIMEOUT
 from phosd.engine.criu.run.program import Criu
 from phosd.engine.image.manifest import Process
 from phosd.engine.job.cancellation import Cancellation
@@ -117,7 +117,7 @@ def require_free(processes: Sequence[Process]) -> None:
     An id is also taken while other processes are in the session or process group of that number.
     """
     needed = {thread for process in processes for thread in (process.pid, *process.threads)}
-    end = time.monotonic() + ENDING_PATIENCE
+    end = time.monotonic() + ENDING_TIMEOUT
     for number in sorted(needed):
         while (holder := procfs.stat(number)) is not None:
             if not procfs.ending(number):

@@ -27,7 +27,7 @@ from phosd.engine.image.cpu_manifest import Connection, ConnectionEnd
 from phosd.engine.system import tcp
 from phosd.errors import Busy, Reason, Unsupported
 
-_PATIENCE = 5.0
+_TIMEOUT = 5.0
 """Seconds that an address may be taken: after its program's end the kernel keeps it for a while."""
 _TAKEN = (errno.EADDRINUSE, errno.EADDRNOTAVAIL)
 _TCP_REPAIR = 19
@@ -137,7 +137,7 @@ def _require_possible(connection: Connection) -> None:
 
 def _connected(connection: Connection) -> Ends:
     one, other = connection.ends
-    end = time.monotonic() + _PATIENCE
+    end = time.monotonic() + _TIMEOUT
     while True:
         try:
             return _pair(one, other)
@@ -190,13 +190,13 @@ def _pair(listening: ConnectionEnd, connecting: ConnectionEnd) -> Ends:
             accepted.close()  # somebody else has connected at this moment
         failed.pop_all()
         for end in (accepted, client):
-            end.settimeout(_PATIENCE)
+            end.settimeout(_TIMEOUT)
         return accepted, client
 
 
 def _socket(family: int) -> socket.socket:
     made = socket.socket(family, socket.SOCK_STREAM)
-    made.settimeout(_PATIENCE)
+    made.settimeout(_TIMEOUT)
     made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     return made
 

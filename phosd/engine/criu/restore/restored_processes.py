@@ -9,7 +9,7 @@ from typing import Self
 
 from phosd.engine.criu.restore.saved_tree import SavedTree
 from phosd.engine.criu.run.owned_processes import (
-    ENDING_PATIENCE,
+    ENDING_TIMEOUT,
     end,
     end_restoring,
     is_made,
@@ -166,7 +166,7 @@ class NoneLeft(CriuPart):
     def _await_end(self) -> None:
         closed = select.poll()
         closed.register(self._reader, select.POLLHUP)
-        give_up = time.monotonic() + ENDING_PATIENCE
+        give_up = time.monotonic() + ENDING_TIMEOUT
         self._processes.end()
         while not closed.poll(_LOOK_MILLISECONDS) and time.monotonic() < give_up:
             self._processes.end()

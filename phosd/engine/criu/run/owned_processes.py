@@ -17,7 +17,7 @@ from phosd.engine.system import procfs
 from phosd.engine.system.privileges import Capability
 from phosd.engine.system.unkillable_reads import ABANDONABLE_THREADS
 
-ENDING_PATIENCE = 10.0
+ENDING_TIMEOUT = 10.0
 """Seconds for killed processes to free their memory, and for parents to reap them."""
 
 _RESTORE_MARK = "PHOS_RESTORE"
@@ -100,7 +100,7 @@ def end_restoring(trees: Collection[str], since: int) -> None:
             return False
         return carried(pid, _RESTORE_MARK) in trees
 
-    give_up = time.monotonic() + ENDING_PATIENCE
+    give_up = time.monotonic() + ENDING_TIMEOUT
     while left := [pid for pid, ours in ABANDONABLE_THREADS.each(procfs.pids(), restoring) if ours]:
         end(left, restoring)
         if time.monotonic() > give_up:
@@ -146,7 +146,7 @@ def end(pids: Collection[int], ours: Callable[[int], bool]) -> None:
 
     Uses pidfds: a process that gets the pid between check and signal is not killed.
     """
-    give_up = time.monotonic() + ENDING_PATIENCE
+    give_up = time.monotonic() + ENDING_TIMEOUT
     while time.monotonic() < give_up:
         with contextlib.ExitStack() as stack:
             killed = [pid for pid in pids if _kill(pid, ours, give_up, stack)]

@@ -27,7 +27,7 @@ _ENTRY = struct.Struct("<QQQQQ")
 _ENTRIES = 1 << 15
 """Pieces that a ledger has room for, mostly of 1 MiB. CRIU itself writes those beyond."""
 _DATA = -(-(_HEAD.size + _COUNTS.size + _ENTRIES * _ENTRY.size) // mmap.PAGESIZE) * mmap.PAGESIZE
-_PATIENCE = 60.0
+_TIMEOUT = 60.0
 
 
 class _Entry(NamedTuple):
@@ -86,7 +86,7 @@ class PageStore:
         ``running`` tells whether CRIU, whose threads copy, still runs. Raises :class:`Internal` if
         it does not, or if a copy failed, and :class:`Timeout`.
         """
-        give_up = time.monotonic() + _PATIENCE
+        give_up = time.monotonic() + _TIMEOUT
         while True:
             copying = running()  # asked first: its last copies count
             submitted, completed, failed = _COUNTS.unpack_from(self._ledger, _HEAD.size)

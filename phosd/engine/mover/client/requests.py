@@ -11,7 +11,7 @@ from phosd.engine.image.writer import ImageWriter, Pack
 from phosd.engine.mover.protocol import wire
 from phosd.errors import Internal
 
-PATIENCE_SECONDS = 10.0
+TIMEOUT_SECONDS = 10.0
 """Seconds without other work after which a shadow that is still being copied is given up."""
 
 
@@ -86,7 +86,7 @@ class DrainSource:
             ],
             target=target(writer, filled),
             audit=self.audit,
-            patience=PATIENCE_SECONDS,
+            patience=TIMEOUT_SECONDS,
         )
         return request, filled
 

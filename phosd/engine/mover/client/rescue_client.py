@@ -14,7 +14,7 @@ from phosd.engine.mover.protocol.endpoint import connect, sockets
 from phosd.engine.system.procfs import ProcessId
 from phosd.errors import Internal, PhosError, Timeout
 
-_PATIENCE = 30.0
+_TIMEOUT = 30.0
 _log = logging.getLogger(__name__)
 _R = TypeVar("_R", bound=wire.Message)
 
@@ -70,7 +70,7 @@ class RescueClient:
         return self._reply(sequence, kind)
 
     def _reply(self, sequence: int, kind: type[_R]) -> tuple[_R, list[int]]:
-        end = time.monotonic() + _PATIENCE
+        end = time.monotonic() + _TIMEOUT
         received = self._connection.receive(end - time.monotonic())
         if received is None:
             raise Timeout(
