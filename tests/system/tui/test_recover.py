@@ -1,4 +1,4 @@
-"""The key that has a process run again which was left standing still."""
+"""The key that resumes a process which was left standing still."""
 
 import os
 from dataclasses import replace
