@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from phosd.engine.criu.images.connection_record import MOST, MOST_UNREAD, require_sound
-from phosd.engine.criu.restore.reconnection import TcpRepair
+from phosd.engine.criu.restore.reconnection import TcpReconnection
 from phosd.engine.criu.run.invocation import Owner
 from phosd.engine.image.cpu_manifest import Connection, ConnectionEnd, SocketOption
 from phosd.errors import ImageCorrupt, Unsupported
@@ -119,7 +119,7 @@ def test_what_cannot_be_made_here_is_unsupported(
     wanted = (Connection((end(**wrong), end(2, address=("127.0.0.1", 40003)))),)
     require_sound(wanted, None)
     before = descriptors()
-    with pytest.raises(Unsupported, match=message), TcpRepair(wanted, tmp_path, OWNER):
+    with pytest.raises(Unsupported, match=message), TcpReconnection(wanted, tmp_path, OWNER):
         pytest.fail("it was made")
     assert descriptors() == before
 
@@ -127,7 +127,7 @@ def test_what_cannot_be_made_here_is_unsupported(
 def test_only_whether_it_blocks_is_taken_from_the_flags(tmp_path: Path) -> None:
     flags = os.O_RDWR | os.O_NONBLOCK | os.O_ASYNC | os.O_APPEND
     other = end(2, address=("127.0.0.1", 40003))
-    with TcpRepair((Connection((end(flags=flags), other)),), tmp_path, OWNER) as made:
+    with TcpReconnection((Connection((end(flags=flags), other)),), tmp_path, OWNER) as made:
         one, two = made.descriptors
         assert [os.get_blocking(one), os.get_blocking(two)] == [False, True]
         assert os.fstat(one).st_uid == USER

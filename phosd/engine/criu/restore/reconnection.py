@@ -38,7 +38,7 @@ _AT_ONCE = [option for option in OPTIONS if option not in _REUSE]
 Ends = tuple[socket.socket, socket.socket]
 
 
-class TcpRepair(CriuPart):
+class TcpReconnection(CriuPart):
     """The connections of a tree, made in its context for ``owner``.
 
     Making them raises :class:`Busy` if an address is taken, and :class:`Unsupported` if it does not

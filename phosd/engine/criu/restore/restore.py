@@ -20,7 +20,7 @@ from phosd.engine.criu.restore.parallel_pages import (
     parallel_pages,
 )
 from phosd.engine.criu.restore.placeholder_devices import PlaceholderDevices
-from phosd.engine.criu.restore.reconnection import TcpRepair
+from phosd.engine.criu.restore.reconnection import TcpReconnection
 from phosd.engine.criu.restore.rehearsal import Rehearsal
 from phosd.engine.criu.restore.restored_processes import NoneLeft, RestoredProcesses, StayAlive
 from phosd.engine.criu.restore.restored_rights import SameRights, saved_rights
@@ -261,7 +261,7 @@ class _Run:
         if not options.rehearsed:
             # Their addresses may be the original's; without new ones CRIU makes closed sockets.
             yield PortsTakenBack(tree.folder, details.connections)
-            yield TcpRepair(details.connections, tree.folder, owner)
+            yield TcpReconnection(details.connections, tree.folder, owner)
         yield PlaceholderDevices(details.devices, owner)
         yield ParallelPageLoader(self.spared, self.made, owner, TO_RESTORE)
         yield _AwaitCaller(complete, watched=not options.rehearsed)
