@@ -118,7 +118,7 @@ SECTIONS = (
                 "a-stopped-process-does-not-answer",
                 "`cuCheckpointProcessGetState` does not return while the process is stopped by a"
                 " signal.",
-                ("phosd/engine/system/standstill.py", "phosd/engine/program/stopped.py"),
+                ("phosd/engine/system/stopped_state.py", "phosd/engine/program/stopped.py"),
                 _R580,
             ),
         ),
@@ -353,7 +353,7 @@ SECTIONS = (
                 " checkpoint, and no device memory with them (hazard 40).",
                 (
                     "phosd/criu_plugin/driver_files.cpp",
-                    "phosd/engine/criu/images/inert.py",
+                    "phosd/engine/criu/images/inert_devices.py",
                 ),
                 _R580,
             ),

@@ -171,8 +171,8 @@ os.close(int(fd)); print("ready"); input()
     assert it.do(f"lock({target.pid})") == "SUCCESS"
     assert it.do(f"checkpoint({target.pid})") == "SUCCESS"
     assert it.do(f"restore({target.pid})") == "ERROR_NOT_SUPPORTED"
-    assert it.ask(f"state({target.pid})") == "3"
-    assert it.do(f"restore({target.pid})") == "ERROR_ILLEGAL_STATE"
+    assert it.ask(f"state({target.pid})") == "2"
+    assert it.do(f"restore({target.pid})") == "ERROR_OPERATING_SYSTEM"
 
 
 def test_managed_memory_is_refused_and_nothing_is_lost(
@@ -194,7 +194,8 @@ def test_a_restore_needs_the_memory(tmp_path: Path, processes: list[subprocess.P
     assert it.do(f"checkpoint({target.pid})") == "SUCCESS"
     assert it.ask("use() and ck(d.cuMemAlloc(12 << 20)) is not None") == "True"
     assert it.do(f"restore({target.pid})") == "ERROR_OUT_OF_MEMORY"
-    assert it.ask(f"state({target.pid})") == "3"
+    assert it.ask(f"state({target.pid})") == "2"
+    assert it.do(f"restore({target.pid})") == "ERROR_OPERATING_SYSTEM"
 
 
 def test_a_restore_on_another_gpu_names_every_gpu(
