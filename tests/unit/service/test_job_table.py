@@ -90,6 +90,22 @@ def test_only_so_many_ended_jobs_are_kept_and_their_tokens_with_them() -> None:
     assert witness.heard.index(("started", 1)) < witness.heard.index(("ended", 1))
 
 
+def test_a_token_is_its_user_s_own() -> None:
+    """Nobody is given the job of another user, who has chosen the same word."""
+
+    async def run() -> None:
+        table = JobTable(Witness().listener())
+        once = task(nothing, token="a")
+        theirs = dataclasses.replace(once, owner=1000)
+        first, other = table.submit(once, accept), table.submit(theirs, accept)
+        assert first is table.submit(once, accept)
+        assert other is table.submit(theirs, accept)
+        assert first.number != other.number
+        await table.close()
+
+    asyncio.run(run())
+
+
 def test_closing_cancels_what_runs_and_waits_for_it() -> None:
     async def run() -> Job:
         table = JobTable(Witness().listener(), first_number=5)
