@@ -191,6 +191,10 @@ class Life:
                 wait_for(lambda: not any(map(_runs, pids)))
         assert self.started is not None
         self.started.wait()
+        # This, too, may fall between a number and the end of its line.
+        if self.log.exists() and not self.log.read_text().endswith("\n"):
+            with self.log.open("a") as log:
+                log.write("\n")
 
     def admit(self, cancellation: Cancellation | None = None, **options: Any) -> None:
         """Only look whether it could be restored."""
