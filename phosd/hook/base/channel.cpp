@@ -122,12 +122,22 @@ bool holds_descriptors(int socket) {
 // Closes a connection with somebody else. To close a file that they have sent may take years (a TCP
 // socket with SO_LINGER), so a connection in which one lies stays open.
 void turn_away(int socket) {
-    if (takes_descriptors(socket) && holds_descriptors(socket)) {
-        descriptors::keep(socket);
+    if (takes_descriptors(socket) && holds_descriptors(socket))
         ++held;
-    } else {
-        close(socket);
-    }
+    else
+        descriptors::release(socket);
+}
+
+int unix_socket(int flags) {
+    return descriptors::keep_socket(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | flags, 0));
+}
+
+// Gives up a socket. Keeps the error of the call that failed.
+int give_up(int socket) {
+    const int error = errno;
+    descriptors::release(socket);
+    errno = error;
+    return -1;
 }
 
 socklen_t abstract_address(const std::string& name, sockaddr_un* address) {
@@ -143,40 +153,32 @@ socklen_t abstract_address(const std::string& name, sockaddr_un* address) {
 int listen_abstract(const std::string& name) {
     sockaddr_un address;
     const socklen_t size = abstract_address(name, &address);
-    const int listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    const int listener = unix_socket(SOCK_NONBLOCK);
     if (listener < 0) return -1;
     pass_descriptors(listener, 0);
     if (bind(listener, reinterpret_cast<sockaddr*>(&address), size) != 0 ||
-        listen(listener, 8) != 0) {
-        const int error = errno;
-        close(listener);
-        errno = error;
-        return -1;
-    }
-    return descriptors::keep(listener);
+        listen(listener, 8) != 0)
+        return give_up(listener);
+    return listener;
 }
 
 int connect_abstract(const std::string& name, pid_t peer) {
     sockaddr_un address;
     const socklen_t size = abstract_address(name, &address);
-    const int connection = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    const int connection = unix_socket(0);
     if (connection < 0) return -1;
     pass_descriptors(connection, 0);  // until it is known who listens
     ucred who{};
     socklen_t length = sizeof who;
-    if (connect(connection, reinterpret_cast<sockaddr*>(&address), size) != 0) {
-        const int error = errno;
-        close(connection);
-        errno = error;
-        return -1;
-    }
+    if (connect(connection, reinterpret_cast<sockaddr*>(&address), size) != 0)
+        return give_up(connection);
     if (getsockopt(connection, SOL_SOCKET, SO_PEERCRED, &who, &length) != 0 || who.pid != peer) {
         turn_away(connection);
         errno = EACCES;
         return -1;
     }
     pass_descriptors(connection, 1);
-    return descriptors::keep(connection);
+    return connection;
 }
 
 int listen_at(const std::string& path) {
@@ -187,7 +189,7 @@ int listen_at(const std::string& path) {
         return -1;
     }
     std::memcpy(address.sun_path, path.data(), path.size());
-    const int listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    const int listener = unix_socket(SOCK_NONBLOCK);
     if (listener < 0) return -1;
     // Remove a socket left by an earlier process with this pid. Another user's cannot be removed
     // from a sticky folder, and bind then fails; no client is fooled, since clients check the peer.
@@ -195,20 +197,16 @@ int listen_at(const std::string& path) {
     // The file's mode is taken from the socket, so that the program's umask stays untouched.
     if (fchmod(listener, 0600) != 0 ||
         bind(listener, reinterpret_cast<sockaddr*>(&address), sizeof address) != 0 ||
-        listen(listener, 8) != 0) {
-        const int error = errno;
-        close(listener);
-        errno = error;
-        return -1;
-    }
-    return descriptors::keep(listener);
+        listen(listener, 8) != 0)
+        return give_up(listener);
+    return listener;
 }
 
 void stop_listening(int listener) {
     if (descriptors::is_ours(listener) && takes_descriptors(listener)) {
         shutdown(listener, SHUT_RDWR);  // nobody connects any more
         for (int left = 0; left >= 0;) {
-            left = accept4(listener, nullptr, nullptr, SOCK_CLOEXEC);
+            left = descriptors::keep_socket(accept4(listener, nullptr, nullptr, SOCK_CLOEXEC));
             if (left >= 0) turn_away(left);
         }
     }
@@ -224,7 +222,7 @@ void refuse_descriptors(int socket) {
 }
 
 int accept_from(int listener, pid_t* peer) {
-    const int socket = accept4(listener, nullptr, nullptr, SOCK_CLOEXEC);
+    const int socket = descriptors::keep_socket(accept4(listener, nullptr, nullptr, SOCK_CLOEXEC));
     if (socket < 0) return -1;
     ucred who{};
     socklen_t size = sizeof who;
@@ -235,7 +233,7 @@ int accept_from(int listener, pid_t* peer) {
         return -1;
     }
     if (peer) *peer = who.pid;
-    return descriptors::keep(socket);
+    return socket;
 }
 
 bool receive(int socket, Message* message) {

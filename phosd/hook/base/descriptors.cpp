@@ -40,6 +40,13 @@ Slot* take_slot(int descriptor) {
     return nullptr;
 }
 
+int remember(int descriptor, ino_t inode) {
+    Slot* slot = slot_of(descriptor);  // of a descriptor that the program has closed
+    if (!slot) slot = take_slot(descriptor);
+    if (slot) slot->inode.store(inode);
+    return descriptor;
+}
+
 bool is_unchanged(const Slot& slot, int descriptor) {
     const ino_t inode = slot.inode.load();
     return !inode || (inode != kClosed && inode == inode_of(descriptor));
@@ -49,10 +56,14 @@ bool is_unchanged(const Slot& slot, int descriptor) {
 int keep(int descriptor) {
     if (descriptor < 0) return descriptor;
     fcntl(descriptor, F_SETFD, FD_CLOEXEC);
-    Slot* slot = slot_of(descriptor);  // of a descriptor that the program has closed
-    if (!slot) slot = take_slot(descriptor);
-    if (slot) slot->inode.store(inode_of(descriptor));
-    return descriptor;
+    return remember(descriptor, inode_of(descriptor));
+}
+
+// Leaves the flags alone: its maker has asked for close-on-exec, and the number may be another's.
+int keep_socket(int descriptor) {
+    if (descriptor < 0) return descriptor;
+    const ino_t inode = inode_of(descriptor);
+    return remember(descriptor, inode ? inode : kClosed);
 }
 
 bool is_ours(int descriptor) {

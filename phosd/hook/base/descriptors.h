@@ -5,7 +5,10 @@
 
 namespace phos::descriptors {
 
-int keep(int descriptor);      // returns the descriptor
+int keep(int descriptor);  // returns the descriptor
+// As keep(), for a descriptor that was just made as a socket or a pipe. If the program has closed
+// it since and another file has its number, it counts as closed.
+int keep_socket(int descriptor);
 void release(int descriptor);  // closes the descriptor, if it is still ours
 bool is_ours(int descriptor);  // false for a socket or a pipe once the program has closed it
 unsigned count();

@@ -22,8 +22,8 @@ bool is_closed(int descriptor) {
 void make() {
     int ends[2];
     if (near >= 0 || pipe2(ends, O_CLOEXEC) != 0) return;
-    near = descriptors::keep(ends[0]);
-    far = descriptors::keep(ends[1]);
+    near = descriptors::keep_socket(ends[0]);
+    far = descriptors::keep_socket(ends[1]);
 }
 
 void remove() {

@@ -41,7 +41,7 @@ int connect_to(Daemon* found, uint64_t patience) {
     if (!look_at_socket(found)) return -1;
     std::snprintf(address.sun_path, sizeof address.sun_path, "%s", socket_path.load());
     const int connection =
-        descriptors::keep(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+        descriptors::keep_socket(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
     if (connection < 0) return -1;
     channel::refuse_descriptors(connection);
     const uint64_t until = monotonic_ns() + patience;

@@ -293,6 +293,13 @@ void what_was_closed_before_it_was_kept_is_not_ours() {
     CHECK(!descriptors::is_ours(ends[0]));
     descriptors::release(ends[0]);
     CHECK(info_of(ends[0]).st_ino == info_of(ends[1]).st_ino);  // it stayed open
+    const int file = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    CHECK(dup2(file, ends[0]) == ends[0]);
+    descriptors::keep_socket(ends[0]);  // it was one when it was made
+    CHECK(!descriptors::is_ours(ends[0]));
+    descriptors::release(ends[0]);
+    CHECK(info_of(ends[0]).st_ino == info_of(file).st_ino);
+    close(file);
     for (const int end : ends) close(end);
 }
 
