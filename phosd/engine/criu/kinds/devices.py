@@ -1,4 +1,4 @@
-"""Devices, but the GPU driver's: open and mapped."""
+"""Devices: those that are not the GPU driver's, open and mapped, and its names in a manifest."""
 
 import os
 import stat
@@ -6,10 +6,13 @@ from collections.abc import Iterator
 
 from phosd.engine.criu.images.fields import FileEntry
 from phosd.engine.criu.images.saved_files import SavedFiles
-from phosd.engine.criu.kinds.kind import Choices, FileKind, place
+from phosd.engine.criu.kinds.kind import Choices, FileKind, Sizes, place
 from phosd.engine.criu.run.tree_resources import TreeResources
 from phosd.engine.image.cpu_manifest import CpuDetails
+from phosd.errors import ImageCorrupt
 
+MOST_DEVICES = 64
+"""Most devices of the driver in a manifest: a descriptor of each may be passed to CRIU."""
 _MEMORY = 1
 _TERMINALS = (4, 5, *range(136, 144))
 """Major numbers."""
@@ -31,6 +34,10 @@ class Devices(FileKind):
             device = path.startswith("/dev/") and not path.startswith(_NO_DEVICES)
             if path.startswith("anon_inode:") or device:
                 yield f"pid {mapping.pid} maps {path}, which cannot be saved"
+
+    def require_sound(self, details: CpuDetails, sizes: Sizes) -> None:
+        if len(details.devices) > MOST_DEVICES:
+            raise ImageCorrupt("the image names more devices than a machine has", "delete it")
 
     def taken(self, files: SavedFiles, details: CpuDetails) -> Iterator[str]:
         if any(True for _ in files.of(FileEntry.TUNF)):

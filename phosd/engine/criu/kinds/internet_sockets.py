@@ -8,9 +8,10 @@ import struct
 from collections.abc import Iterable, Iterator
 
 from phosd.engine.criu.files import tcp_pairs
+from phosd.engine.criu.images import connection_record
 from phosd.engine.criu.images.fields import FileEntry, InetSkEntry
 from phosd.engine.criu.images.saved_files import Message, SavedFiles, number_in
-from phosd.engine.criu.kinds.kind import Choices, FileKind, place
+from phosd.engine.criu.kinds.kind import Choices, FileKind, Sizes, place
 from phosd.engine.criu.run.tree_resources import TreeResources
 from phosd.engine.image.cpu_manifest import Connection, CpuDetails
 from phosd.engine.system import sockets, tcp
@@ -40,6 +41,10 @@ class InternetSockets(FileKind):
                     f"descriptor {descriptor.number} of pid {descriptor.pid} is {why} "
                     "(the option tcp=close closes it in the restored program)"
                 )
+
+    def require_sound(self, details: CpuDetails, sizes: Sizes) -> None:
+        unread = sizes.get(connection_record.UNREAD)
+        connection_record.require_sound(details.connections, unread)
 
     def taken(self, files: SavedFiles, details: CpuDetails) -> Iterator[str]:
         here = os.getpid()

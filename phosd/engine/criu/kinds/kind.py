@@ -1,6 +1,6 @@
 """Define a kind of files: what is refused of it, and how it is changed in CRIU's images."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from phosd.engine.criu.images.image_file import Field
@@ -9,6 +9,9 @@ from phosd.engine.criu.kinds.stand_ins import StandIns
 from phosd.engine.criu.run.tree_resources import TreeResources
 from phosd.engine.image.cpu_manifest import CpuDetails
 from phosd.engine.system.procfs import Descriptor
+
+Sizes = Mapping[str, int]
+"""The sizes in bytes of the files of a saved tree, CRIU's and others, as a manifest has them."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,11 @@ class FileKind:
     def refusals(self, tree: TreeResources, choices: Choices) -> Iterator[str]:
         """Yield what CRIU cannot save of a tree, in words."""
         return iter(())
+
+    def require_sound(self, details: CpuDetails, sizes: Sizes) -> None:
+        """Raise :class:`ImageCorrupt` unless phosd could have written what a manifest keeps of this
+        kind.
+        """
 
     def taken(self, files: SavedFiles, details: CpuDetails) -> Iterator[str]:
         """Yield what a saved tree has that only one program at a time can have, and that another

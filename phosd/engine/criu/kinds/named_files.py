@@ -12,7 +12,7 @@ from phosd.engine.criu.files.file_orders import Orders
 from phosd.engine.criu.images.fields import FileEntry, RegFileEntry
 from phosd.engine.criu.images.image_file import Field, changed, with_bytes
 from phosd.engine.criu.images.saved_files import SavedFiles
-from phosd.engine.criu.kinds.kind import Choices, CloneNames, FileKind
+from phosd.engine.criu.kinds.kind import Choices, CloneNames, FileKind, Sizes
 from phosd.engine.criu.kinds.stand_ins import StandIns
 from phosd.engine.criu.run.invocation import Owner
 from phosd.engine.criu.run.tree_resources import ONE_USER, TreeResources
@@ -21,6 +21,7 @@ from phosd.engine.program.tree import ProcessTree
 from phosd.engine.system.file_status import known_status
 from phosd.engine.system.mounts import memory_devices
 from phosd.engine.system.procfs import Mapping
+from phosd.errors import ImageCorrupt
 
 NOT_ON_DISK = ("/dev/", "/memfd:", "/anon_hugepage", "/SYSV")
 """Prefixes of mapped paths that are not files on disk."""
@@ -44,6 +45,14 @@ class NamedFiles(FileKind):
                 f"pid {mapping.pid} maps {mapping.path}, which was replaced since "
                 "(start the program anew to use the new one)"
             )
+
+    def require_sound(self, details: CpuDetails, sizes: Sizes) -> None:
+        for memory in details.memory_files:
+            if sizes.get(memory.saved) != memory.size:
+                raise ImageCorrupt(
+                    f"the image names a file outside of it, or of another size: {memory.saved!r}",
+                    hint="delete it",
+                )
 
     def taken(self, files: SavedFiles, details: CpuDetails) -> Iterator[str]:
         for number in sorted(files.pipes & files.paths.keys()):

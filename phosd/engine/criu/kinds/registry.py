@@ -7,7 +7,7 @@ from phosd.engine.criu.images.saved_files import SavedFiles
 from phosd.engine.criu.kinds.anonymous import AnonymousFiles
 from phosd.engine.criu.kinds.devices import Devices
 from phosd.engine.criu.kinds.internet_sockets import InternetSockets
-from phosd.engine.criu.kinds.kind import Choices, CloneNames, FileKind
+from phosd.engine.criu.kinds.kind import Choices, CloneNames, FileKind, Sizes
 from phosd.engine.criu.kinds.named_files import NamedFiles
 from phosd.engine.criu.kinds.stand_ins import StandIns
 from phosd.engine.criu.kinds.terminals import Terminals
@@ -28,6 +28,12 @@ KINDS: tuple[FileKind, ...] = (
 def refusals(tree: TreeResources, choices: Choices) -> Iterator[str]:
     """Yield what CRIU cannot save of the files of a tree, in words."""
     return (why for kind in KINDS for why in kind.refusals(tree, choices))
+
+
+def require_sound(details: CpuDetails, sizes: Sizes) -> None:
+    """Require of a manifest what phosd could have written. Raises :class:`ImageCorrupt`."""
+    for kind in KINDS:
+        kind.require_sound(details, sizes)
 
 
 def taken(files: SavedFiles, details: CpuDetails) -> Iterator[str]:

@@ -9,9 +9,6 @@ from phosd.engine.criu.run.driver_devices import DriverDevices
 from phosd.engine.criu.run.invocation import Owner
 from phosd.engine.criu.run.part import CriuPart
 
-MOST_DEVICES = 64
-"""Most devices of an image: a descriptor of each may be passed to CRIU."""
-
 
 class PlaceholderDevices(CriuPart):
     """Counters that never count, in the place of those of ``devices`` that ``owner`` cannot open.

@@ -5,10 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from phosd.engine.criu.images import connection_record
-from phosd.engine.criu.images.connection_record import UNREAD
 from phosd.engine.criu.images.digests import digests
-from phosd.engine.criu.restore.placeholder_devices import MOST_DEVICES
+from phosd.engine.criu.kinds import registry
 from phosd.engine.criu.run.invocation import Owner
 from phosd.engine.image import private_files
 from phosd.engine.image.cpu_manifest import CpuDetails
@@ -51,15 +49,7 @@ class SavedTree:
         for name in recorded:
             if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
                 raise ImageCorrupt(f"the image names a file outside of it: {name!r}", "delete it")
-        for memory in self.details.memory_files:
-            if recorded.get(memory.saved) != memory.size:
-                raise ImageCorrupt(
-                    f"the image names a file outside of it, or of another size: {memory.saved!r}",
-                    hint="delete it",
-                )
-        if len(self.details.devices) > MOST_DEVICES:
-            raise ImageCorrupt("the image names more devices than a machine has", "delete it")
-        connection_record.require_sound(self.details.connections, recorded.get(UNREAD))
+        registry.require_sound(self.details, recorded)
         found = {
             str(path.relative_to(self.folder)): path.lstat()
             for path in self.folder.rglob("*")
