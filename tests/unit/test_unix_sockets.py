@@ -14,12 +14,12 @@ SOURCES = Path(phosd.__file__).parent
 
 OTHERWISE = {
     "cli/run_command/enclosed.py": ("recvmsg", "receives credentials, when the keeper is known"),
-    "engine/criu/dump/connections.py": ("socket", "duplicates TCP connections"),
+    "engine/criu/kinds/connections.py": ("socket", "duplicates TCP connections"),
     "engine/criu/files/file_worker.py": (
         "socket",
         "is the other process, at the end that phosd gives it",
     ),
-    "engine/criu/restore/reconnection.py": ("listen socket", "TCP"),
+    "engine/criu/kinds/reconnection.py": ("listen socket", "TCP"),
     "engine/hook_client/channel.py": ("recvmsg", "receives memory, and judges all that comes"),
     "engine/mover/protocol/connection.py": ("recvmsg", "receives from movers, which are root's"),
     "engine/mover/worker/main.py": ("socket", "takes more connections of phosd's"),

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from phosd.engine.criu.images.connection_record import MOST, MOST_UNREAD, require_sound
-from phosd.engine.criu.restore.reconnection import TcpReconnection
+from phosd.engine.criu.kinds.reconnection import TcpReconnection
 from phosd.engine.criu.run.invocation import Owner
 from phosd.engine.image.cpu_manifest import Connection, ConnectionEnd, SocketOption
 from phosd.errors import ImageCorrupt, Unsupported

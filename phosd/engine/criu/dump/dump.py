@@ -8,7 +8,6 @@ from types import TracebackType
 from typing import Self
 
 from phosd.engine.criu.dump.check import check
-from phosd.engine.criu.dump.connections import Connections
 from phosd.engine.criu.dump.credentials import Credentials
 from phosd.engine.criu.dump.driver_files import DriverFiles
 from phosd.engine.criu.dump.files import Files
@@ -17,6 +16,8 @@ from phosd.engine.criu.dump.preflight import Dumpable
 from phosd.engine.criu.images import rseq_areas
 from phosd.engine.criu.images.core_image import parent_death_signal
 from phosd.engine.criu.images.digests import digests
+from phosd.engine.criu.kinds import registry
+from phosd.engine.criu.kinds.kind import Choices
 from phosd.engine.criu.run import cgroup_place
 from phosd.engine.criu.run.action_script import FROZEN, ActionScript
 from phosd.engine.criu.run.folders import lent, working_folder
@@ -153,7 +154,7 @@ class Dump:
         yield Dumpable(self._criu, options.tcp, options.checkpointed)
         yield output
         yield self._devices
-        yield Connections(folder, close_others=options.tcp == "close")
+        yield from registry.dump_parts(folder, Choices.of(options.tcp, owner))
         yield Files(before, folder, owner)
         if self._pages is not None:
             yield CopiedPages(self._pages, lambda: self._running.goes_on())

@@ -49,7 +49,7 @@ def require_dumpable(
     reasons = [
         *_of_processes(tree, home, frozen=checkpointed is not None),
         *(_of_driver(resources, checkpointed) if checkpointed is not None else ()),
-        *registry.refusals(resources, Choices(tcp, None if owner.is_root else owner.uid)),
+        *registry.refusals(resources, Choices.of(tcp, owner)),
     ]
     _refuse(tree, reasons)
 

@@ -1,1 +1,1 @@
-"""Kinds of files of a program: what CRIU cannot save, and what only one program can have."""
+"""Kinds of files of a program: what CRIU cannot save of them, and the help that it needs."""

@@ -6,7 +6,9 @@ from collections.abc import Iterator
 
 from phosd.engine.criu.images.fields import FileEntry
 from phosd.engine.criu.images.saved_files import SavedFiles
-from phosd.engine.criu.kinds.kind import Choices, FileKind, Sizes, place
+from phosd.engine.criu.kinds.kind import Choices, FileKind, Restoring, Sizes, place
+from phosd.engine.criu.kinds.placeholder_devices import PlaceholderDevices
+from phosd.engine.criu.run.part import CriuPart
 from phosd.engine.criu.run.tree_resources import TreeResources
 from phosd.engine.image.cpu_manifest import CpuDetails
 from phosd.errors import ImageCorrupt
@@ -34,6 +36,9 @@ class Devices(FileKind):
             device = path.startswith("/dev/") and not path.startswith(_NO_DEVICES)
             if path.startswith("anon_inode:") or device:
                 yield f"pid {mapping.pid} maps {path}, which cannot be saved"
+
+    def restore_parts(self, restoring: Restoring) -> Iterator[CriuPart]:
+        yield PlaceholderDevices(restoring.details.devices, restoring.owner)
 
     def require_sound(self, details: CpuDetails, sizes: Sizes) -> None:
         if len(details.devices) > MOST_DEVICES:

@@ -6,12 +6,17 @@ import socket
 import stat
 import struct
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 from phosd.engine.criu.files import tcp_pairs
 from phosd.engine.criu.images import connection_record
 from phosd.engine.criu.images.fields import FileEntry, InetSkEntry
+from phosd.engine.criu.images.ports import PortsTakenBack
 from phosd.engine.criu.images.saved_files import Message, SavedFiles, number_in
-from phosd.engine.criu.kinds.kind import Choices, FileKind, Sizes, place
+from phosd.engine.criu.kinds.connections import Connections
+from phosd.engine.criu.kinds.kind import Choices, FileKind, Restoring, Sizes, place
+from phosd.engine.criu.kinds.reconnection import TcpReconnection
+from phosd.engine.criu.run.part import CriuPart
 from phosd.engine.criu.run.tree_resources import TreeResources
 from phosd.engine.image.cpu_manifest import Connection, CpuDetails
 from phosd.engine.system import sockets, tcp
@@ -41,6 +46,17 @@ class InternetSockets(FileKind):
                     f"descriptor {descriptor.number} of pid {descriptor.pid} is {why} "
                     "(the option tcp=close closes it in the restored program)"
                 )
+
+    def dump_parts(self, folder: Path, choices: Choices) -> Iterator[CriuPart]:
+        yield Connections(folder, close_others=choices.tcp == "close")
+
+    def restore_parts(self, restoring: Restoring) -> Iterator[CriuPart]:
+        if restoring.rehearsed:
+            return
+        # Their addresses may be the original's; without new ones CRIU makes closed sockets.
+        connections = restoring.details.connections
+        yield PortsTakenBack(restoring.folder, connections)
+        yield TcpReconnection(connections, restoring.folder, restoring.owner)
 
     def require_sound(self, details: CpuDetails, sizes: Sizes) -> None:
         unread = sizes.get(connection_record.UNREAD)

@@ -1,11 +1,15 @@
-"""Define a kind of files: what is refused of it, and how it is changed in CRIU's images."""
+"""Define a kind of files: what is refused of it, and what a dump and a restore do for it."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Self
 
 from phosd.engine.criu.images.image_file import Field
 from phosd.engine.criu.images.saved_files import SavedFiles
 from phosd.engine.criu.kinds.stand_ins import StandIns
+from phosd.engine.criu.run.invocation import Owner
+from phosd.engine.criu.run.part import CriuPart
 from phosd.engine.criu.run.tree_resources import TreeResources
 from phosd.engine.image.cpu_manifest import CpuDetails
 from phosd.engine.system.procfs import Descriptor
@@ -23,6 +27,10 @@ class Choices:
     tcp: str
     user: int | None
 
+    @classmethod
+    def of(cls, tcp: str, owner: Owner) -> Self:
+        return cls(tcp, None if owner.is_root else owner.uid)
+
 
 @dataclass(frozen=True)
 class CloneNames:
@@ -34,11 +42,31 @@ class CloneNames:
     sockets: dict[bytes, bytes] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Restoring:
+    """A restore: what the manifest says of the tree, whose files are in ``folder``, and whose CRIU
+    makes it. A rehearsed one leaves alone what the original may still use.
+    """
+
+    details: CpuDetails
+    folder: Path
+    owner: Owner
+    rehearsed: bool
+
+
 class FileKind:
     """A kind of files. A class that inherits from this one overrides what concerns it."""
 
     def refusals(self, tree: TreeResources, choices: Choices) -> Iterator[str]:
         """Yield what CRIU cannot save of a tree, in words."""
+        return iter(())
+
+    def dump_parts(self, folder: Path, choices: Choices) -> Iterator[CriuPart]:
+        """Yield what takes part in a dump into ``folder``, if CRIU needs help."""
+        return iter(())
+
+    def restore_parts(self, restoring: Restoring) -> Iterator[CriuPart]:
+        """Yield what takes part in a restore, if CRIU needs help."""
         return iter(())
 
     def require_sound(self, details: CpuDetails, sizes: Sizes) -> None:

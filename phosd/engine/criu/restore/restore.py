@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from phosd.engine.criu.images.ports import PortsTakenBack
 from phosd.engine.criu.images.rights import TO_RESTORE, Rights
+from phosd.engine.criu.kinds import registry
+from phosd.engine.criu.kinds.kind import Restoring
 from phosd.engine.criu.restore.admission import require_free
 from phosd.engine.criu.restore.bounding_sets import with_full_sets
 from phosd.engine.criu.restore.driver_phase import DriverPhase, HeldRestore
@@ -19,8 +20,6 @@ from phosd.engine.criu.restore.parallel_pages import (
     ParallelPages,
     parallel_pages,
 )
-from phosd.engine.criu.restore.placeholder_devices import PlaceholderDevices
-from phosd.engine.criu.restore.reconnection import TcpReconnection
 from phosd.engine.criu.restore.rehearsal import Rehearsal
 from phosd.engine.criu.restore.restored_processes import NoneLeft, RestoredProcesses, StayAlive
 from phosd.engine.criu.restore.restored_rights import SameRights, saved_rights
@@ -258,11 +257,7 @@ class _Run:
         yield RestoredStdio(
             tree.record.root, details, owner, options.end, self.namespace, options.output
         )
-        if not options.rehearsed:
-            # Their addresses may be the original's; without new ones CRIU makes closed sockets.
-            yield PortsTakenBack(tree.folder, details.connections)
-            yield TcpReconnection(details.connections, tree.folder, owner)
-        yield PlaceholderDevices(details.devices, owner)
+        yield from registry.restore_parts(Restoring(details, tree.folder, owner, options.rehearsed))
         yield ParallelPageLoader(self.spared, self.made, owner, TO_RESTORE)
         yield _AwaitCaller(complete, watched=not options.rehearsed)
         yield rights

@@ -5,7 +5,7 @@ peer, and whoever shares the socket with CRIU may do that too: the user's other 
 task of the tree in which the user's code runs. So CRIU is told to close connections. What has
 arrived at either end is looked at here, while the tree stands still, in copies of its descriptors;
 in the images the sockets become unix sockets that a restore inherits
-(:mod:`phosd.engine.criu.restore.reconnection`).
+(:mod:`phosd.engine.criu.kinds.reconnection`).
 """
 
 import contextlib
