@@ -405,12 +405,15 @@ def test_no_program_that_a_user_puts_in_criu_s_place_gets_its_capabilities(
     life.counts_on()
 
 
-@pytest.mark.parametrize(("does", "error"), [("sleep 60", Timeout), ("yes >$0", NoSuchProcess)])
+@pytest.mark.parametrize(
+    ("does", "patience", "error"),
+    [("sleep 600", 100, Timeout), ("yes >$0", 60_000, NoSuchProcess)],
+)
 def test_a_bystander_that_is_stopped_or_says_anything_holds_up_nobody(
-    does: str, error: type[PhosError], monkeypatch: pytest.MonkeyPatch
+    does: str, patience: int, error: type[PhosError], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its user may do both: it is the one process that phosd starts and listens to."""
-    monkeypatch.setattr(landlock, "_ANSWER_MILLISECONDS", 100)
+    monkeypatch.setattr(landlock, "_ANSWER_MILLISECONDS", patience)
     monkeypatch.setattr(
         privileges, "command", lambda words, **_: ["/bin/sh", "-c", does, words[-1]]
     )
