@@ -301,15 +301,16 @@ def running(
         finally:
             subprocess.run(end, check=False, stderr=subprocess.DEVNULL)
             runtime.wait()
-            unmount_below(place)
+            unmount_below(place / "rootfs")
 
 
-def unmount_below(place: Path) -> None:
-    """Unmount what a runtime has left in a folder: whoever removes that would remove the machine's
-    own files.
+def unmount_below(folder: Path) -> None:
+    """Unmount what is left in a folder: whoever removes that would remove the machine's own files.
+
+    A runtime leaves some, and phosd the images in memory that are not yet on the disk.
     """
     for line in reversed(Path("/proc/self/mounts").read_text().splitlines()):
-        if Path(mounted := line.split()[1]).is_relative_to(place / "rootfs"):
+        if Path(mounted := line.split()[1]).is_relative_to(folder):
             subprocess.run(["umount", "--lazy", mounted], check=True)
 
 
