@@ -123,7 +123,7 @@ def context_bytes() -> int:
 def _estimate(group: CheckpointGroup, mode: str) -> Needs:
     context = context_bytes()
     resident = sum(_private_bytes(p.pid) for tree in group.trees for p in tree.living)
-    contexts = context * len(group.members)
+    contexts = context * len(group.users)
     blocks = sum(b.size for link in group.links for b in link.list_blocks())
     if mode != "driver":
         return Needs(host=contexts, cpu=resident + contexts, gpu=blocks)

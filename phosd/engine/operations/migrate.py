@@ -155,7 +155,7 @@ class _Move:
     @property
     def contexts(self) -> dict[Mover, int]:
         """The bytes that the mover of each new GPU keeps free for contexts."""
-        size = context_bytes() * len(self.group.gpu_pids)
+        size = context_bytes() * len(self.group.users)
         return {self.node.movers.mover(new): size for new in self.moves.values()}
 
 
@@ -230,5 +230,5 @@ def _require_room(
     """Raise unless the new GPUs and host memory have room."""
     needs = device_needs(group, parks=parks)
     require_device_memory(node, {new: needs[old] for old, new in moves.items()}, "the program")
-    contexts = context_bytes() * len(group.gpu_pids)
+    contexts = context_bytes() * len(group.users)
     require_host_memory(contexts if parks else max(contexts, sum(needs.values())))

@@ -102,7 +102,7 @@ def device_needs(group: CheckpointGroup, *, parks: bool) -> dict[int, int]:
     """Return the bytes that the group needs on each GPU, or on the GPU that replaces it: its blocks
     and contexts, or, if the driver saves everything, the figure of NVML if that is more.
     """
-    contexts = context_bytes() * len(group.gpu_pids)
+    contexts = context_bytes() * len(group.users)
     needs = {gpu: blocks + contexts for gpu, blocks in gpus_in_use(group).items()}
     for pid in () if parks else group.gpu_pids:
         for gpu, used in used_by(pid).items():

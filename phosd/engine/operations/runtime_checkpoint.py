@@ -114,7 +114,7 @@ def checkpoint(
         choice = choose(group, options.mode, experience.past)
         size = sum(block.size for link in group.links for block in link.list_blocks())
         needs = device_needs(group, parks=True)
-        contexts = context_bytes() * len(group.gpu_pids)
+        contexts = context_bytes() * len(group.users)
         require_host_memory(contexts)
         shelf = node.suspend_store.shelf(place_for(node, "auto", size, contexts))
         writer = job.enter_context(shelf.begin(group.owner))

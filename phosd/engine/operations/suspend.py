@@ -104,8 +104,8 @@ def suspend(node: Node, pid: int, options: SuspendOptions, progress: Progress) -
         parks = may_park(group, "auto", progress)
         size = sum(b.size for link in group.links for b in link.list_blocks()) if parks else 0
         needs = device_needs(group, parks=parks)
-        require_host_memory(context_bytes() * len(group.gpu_pids) if parks else sum(needs.values()))
-        where = place_for(node, options.where, size, context_bytes() * len(group.gpu_pids))
+        require_host_memory(context_bytes() * len(group.users) if parks else sum(needs.values()))
+        where = place_for(node, options.where, size, context_bytes() * len(group.users))
         shelf = node.suspend_store.shelf(where)
         writer = _begin(node, job, shelf, group.owner, options.limits, size)
         kept = keepers(node, needs, progress)

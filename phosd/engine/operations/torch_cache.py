@@ -35,10 +35,10 @@ def release_cached(group: CheckpointGroup, progress: Progress) -> None:
     """
     before = _device_bytes(group)
     until = time.monotonic() + TIMEOUT
-    with ThreadPoolExecutor(len(group.members), "release") as pool:
-        answers = list(pool.map(lambda member: _why_not(member, group, until), group.members))
+    with ThreadPoolExecutor(max(1, len(group.users)), "release") as pool:
+        answers = list(pool.map(lambda member: _why_not(member, group, until), group.users))
     failed = defaultdict(list)
-    for member, why in zip(group.members, answers, strict=True):
+    for member, why in zip(group.users, answers, strict=True):
         if why:
             failed[why].append(str(member.pid))
     for why, pids in failed.items():

@@ -29,12 +29,16 @@ TIMEOUT = 3.0
 
 @dataclass(frozen=True)
 class Member:
-    """A GPU process of a group. ``gpus`` are the node's ordinals of the devices that it sees."""
+    """A process of a group that the driver's checkpoint saves. ``gpus`` are the node's ordinals of
+    the devices that it sees; ``only_nvml``: it has not initialised CUDA, and so has no hook that
+    listens, and nothing on them.
+    """
 
     pid: int
     gpus: list[int]
     link: HookLink | None
     hello: Hello | None
+    only_nvml: bool = False
 
 
 @dataclass
@@ -59,8 +63,13 @@ class CheckpointGroup:
 
     @property
     def gpu_pids(self) -> list[int]:
-        """The pids of the GPU processes."""
+        """The pids of the processes that the driver's checkpoint saves."""
         return [m.pid for m in self.members]
+
+    @property
+    def users(self) -> list[Member]:
+        """The members that have initialised CUDA, and may have memory and contexts."""
+        return [m for m in self.members if not m.only_nvml]
 
     @property
     def pids(self) -> list[int]:
@@ -105,7 +114,7 @@ class CheckpointGroup:
         (hazard 47).
         """
         links = self.links
-        asked = len(links) == len(self.members)
+        asked = len(links) == len(self.users)
         return asked and all(link.hello().never_stopped for link in links)
 
     @property
@@ -116,7 +125,9 @@ class CheckpointGroup:
 
     def why_not_parked(self) -> Unsupported | None:
         """Return why memory cannot be parked, or None."""
-        for member in self.members:
+        if not self.users:
+            return Unsupported("no process of it has initialised CUDA", reason=Reason.NOT_PARKABLE)
+        for member in self.users:
             if member.hello is None:
                 return Unsupported(
                     f"process {member.pid} runs without the hook", reason=Reason.NO_HOOK
@@ -155,9 +166,10 @@ class CheckpointGroup:
 
         The gates must be closed; ``shared`` is as for :meth:`require_no_sharers`.
         """
+        users = {member.pid for member in self.users}
         for tree in self.trees:
             for pid in _below(tree.root.pid):
-                if pid not in self.gpu_pids and process.is_gpu_process(pid):
+                if pid not in users and process.is_gpu_process(pid):
                     raise Busy(
                         f"process {pid} has begun to use a GPU",
                         hint="try again when the program has started all its processes",
@@ -220,6 +232,8 @@ class CheckpointGroup:
         try:
             link = HookLink(pid, self.runtime_dir).connect()
         except NoSuchProcess:
+            if process.has_only_nvml(pid):
+                return Member(pid, [], None, None, only_nvml=True)
             if not process.has_hook(pid):
                 return Member(pid, process.visible_gpus(pid), None, None)
             link = self._woken(pid)

@@ -24,6 +24,10 @@ _TIMEOUT = 2.0
 """Seconds that a hook may take to answer when processes are listed."""
 _LIST_SECONDS = 8.0
 """Seconds that a list may take; whom there was no time to look at is described as before."""
+_DEVICES = b" /dev/nvidia"
+_HOOK = "phos-hook\n"
+"""The name of the hook's thread, as in ``hook/control/server.cpp``."""
+_ONLY_NVML = "it has NVML and has not initialised CUDA: it has nothing on a GPU"
 _SHOWN = 2 << 10
 """Characters of a command in lists: thousands of processes fit into one answer on the bus."""
 
@@ -105,8 +109,33 @@ def _maps(pid: int, library: bytes) -> bool:
 
 
 def is_gpu_process(pid: int) -> bool:
-    """Return whether the driver knows the process: it has loaded and initialised CUDA."""
-    return uses_cuda(pid) and driver_checkpoint.state(pid) is not None
+    """Return whether a process has initialised CUDA."""
+    if not uses_cuda(pid) or driver_checkpoint.state(pid) is None:
+        return False
+    return not has_only_nvml(pid)
+
+
+def has_only_nvml(pid: int) -> bool:
+    """Return whether a process that the driver knows has NVML and has not initialised CUDA.
+
+    NVML loads libcuda, and the driver's checkpoint knows the process from then on; CUDA maps the
+    driver's devices, and the hook begins with it (docs/design/driver.md: nvml-has-a-state). A
+    launcher is such a process, which asks how many GPUs there are and starts others to use them.
+    """
+    nvml = False
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):
+        with (procfs.PROC / str(pid) / "maps").open("rb") as maps:
+            for line in maps:
+                if _DEVICES in line:
+                    return False
+                nvml = nvml or b"/libnvidia-ml.so" in line
+        return nvml and not _hook_has_begun(pid)
+    return False
+
+
+def _hook_has_begun(pid: int) -> bool:
+    threads = (procfs.PROC / str(pid) / "task").iterdir()
+    return any((thread / "comm").read_text(errors="replace") == _HOOK for thread in threads)
 
 
 def visible_gpus(pid: int) -> list[int]:
@@ -289,7 +318,9 @@ def describe(
                 hook_state = "unsupported"
         except (NoSuchProcess, Internal) as error:
             reason = str(error)
-            if isinstance(error, NoSuchProcess) and has_hook(pid):
+            if has_only_nvml(pid):
+                reason = _ONLY_NVML
+            elif isinstance(error, NoSuchProcess) and has_hook(pid):
                 said = _place_for(pid, runtime_dir)
                 hook_state, reason = "unsupported", said or _unheard(pid, runtime_dir)
         except PhosError as error:

@@ -121,7 +121,7 @@ void Checkpoint::checkpoint() {
         if (mapped_at.emplace(memory.get(), 0).second) saved_.push_back(memory);
     for (const auto& memory : saved_) memory->save(mapped_at.at(memory.get()));
     rt.space().hide();
-    rt.device_file().give_up();
+    for (DeviceFile* const file : {&rt.device_file(), &rt.file_of_nvml()}) file->suspend();
     state_ = CU_PROCESS_STATE_CHECKPOINTED;
 }
 
@@ -148,7 +148,8 @@ void Checkpoint::restore(const ControlRequest& request) {
         const unsigned gpu = to.at(device.gpu());
         device.move_to(gpu, known_[gpu]);
     }
-    rt.device_file().take(rt.config().device_file);
+    for (DeviceFile* const file : {&rt.device_file(), &rt.file_of_nvml()})
+        if (file->taken()) file->resume();
     for (const auto& memory : saved_) memory->load();
     rt.space().reveal();
     for (const auto& memory : saved_) memory->settle();

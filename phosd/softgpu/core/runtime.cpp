@@ -15,11 +15,13 @@ namespace {
 
 std::mutex g_init_mutex;
 std::atomic<Runtime*> g_runtime{nullptr};
+std::atomic<bool> g_cuda{false};  // cuInit has succeeded
 std::atomic<bool> g_forked{false};
 
 void after_fork_in_child() {
     // No thread of the parent lives on here and its locks may be held: touch nothing.
-    if (g_runtime.load()) g_forked = true;
+    if (g_cuda.load()) g_forked = true;
+    if (!g_forked) g_runtime = nullptr;  // the parent has NVML alone; the child may begin CUDA
     close_control_in_child();
 }
 
@@ -235,26 +237,43 @@ Heap* Runtime::heap_of(uint64_t address, Allocation* allocation, PoolPtr* pool) 
     return heap;
 }
 
-void initialize() {
-    require(!g_forked, CUDA_ERROR_NOT_INITIALIZED);
-    std::lock_guard lock(g_init_mutex);
-    if (g_runtime.load()) return;
+namespace {
+// With g_init_mutex held.
+Runtime& made_runtime() {
+    if (Runtime* const made = g_runtime.load()) return *made;
     auto* made = new Runtime(Config::from_environment());
     require(!made->config().visible.empty(), CUDA_ERROR_NO_DEVICE);
     g_runtime = made;
     try {
         made->add_devices();
-        made->device_file().take(made->config().device_file);
         start_control();
     } catch (...) {
         g_runtime = nullptr;  // what was made so far is small, and a second cuInit is rare
         throw;
     }
-    pthread_atfork(nullptr, nullptr, after_fork_in_child);
+    static const int handled = pthread_atfork(nullptr, nullptr, after_fork_in_child);
+    static_cast<void>(handled);
+    return *made;
+}
+}  // namespace
+
+void initialize() {
+    require(!g_forked, CUDA_ERROR_NOT_INITIALIZED);
+    std::lock_guard lock(g_init_mutex);
+    if (g_cuda.load()) return;
+    Runtime& made = made_runtime();
+    made.device_file().take(made.config().device_file);
+    g_cuda = true;
+}
+
+Runtime& runtime_for_nvml() {
+    require(!g_forked, CUDA_ERROR_NOT_INITIALIZED);
+    std::lock_guard lock(g_init_mutex);
+    return made_runtime();
 }
 
 bool initialized() {
-    return g_runtime.load() != nullptr;
+    return g_cuda.load();
 }
 bool forked() {
     return g_forked.load();

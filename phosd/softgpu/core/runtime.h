@@ -102,6 +102,7 @@ class Runtime {
     const Config& config() const { return config_; }
     Gate& gate() { return gate_; }
     DeviceFile& device_file() { return device_file_; }
+    DeviceFile& file_of_nvml() { return file_of_nvml_; }
     Space& space() { return space_; }
     void add_devices();
     int device_count() const { return static_cast<int>(devices_.size()); }
@@ -143,13 +144,16 @@ class Runtime {
   private:
     const Config config_;
     Gate gate_;
-    DeviceFile device_file_;
+    DeviceFile device_file_{true};
+    DeviceFile file_of_nvml_{false};
     Space space_;
     std::deque<Device> devices_;
 };
 
 // cuInit's part. Throws what cuInit answers.
 void initialize();
+// NVML's: the driver's checkpoint knows the process from then on, though CUDA is not initialized.
+Runtime& runtime_for_nvml();
 bool initialized();
 bool forked();  // this is a child of the process that called cuInit: CUDA is not usable
 Runtime& runtime();

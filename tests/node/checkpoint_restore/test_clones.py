@@ -101,8 +101,10 @@ def test_many_at_once(node: Node, start: Starter, count: int) -> None:
     image = checkpoint(node, target.pid, CheckpointOptions(), Progress()).id
     target.kill()
     pids = [_clone(node, image, str(number)) for number in range(count)]
-    found = {each.pid: each.device_bytes for each in node.processes()}
-    assert {*found} == {*pids} and len({*found.values()}) == 1 and 0 not in found.values()
+    listed = {each.pid: each for each in node.processes()}
+    assert [each for each in listed.values() if each.pid not in pids] == []
+    found = [listed[pid].device_bytes for pid in pids]
+    assert len({*found}) == 1 and 0 not in found
     steps = 5 + max(len(_values(target, str(number), 0)) for number in range(count))
     for number in range(count):
         values = _values(target, str(number), steps)

@@ -172,11 +172,9 @@ class Attempt:
         A process that has ended can no longer be asked whether it had only inherited the driver's
         devices.
         """
+        users = {member.pid for member in self.group.users}
         others = [
-            found
-            for tree in self.cpu.trees
-            for found in tree.living
-            if found.pid not in self.group.gpu_pids
+            found for tree in self.cpu.trees for found in tree.living if found.pid not in users
         ]
         for found in others:
             if is_gpu_process(found.pid):
