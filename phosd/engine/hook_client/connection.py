@@ -43,7 +43,7 @@ class HookConnection:
             try:
                 peer, owner = Peer.at(place, self.pid), procfs.status(self.pid).uids[1]
                 fitting = place.is_of(owner)
-            except (FileNotFoundError, ProcessLookupError) as error:
+            except OSError as error:  # the process has ended, or nothing is there
                 raise NoSuchProcess(
                     f"process {self.pid} has no hook (no {place})",
                     hint="start it with `phos run`, or use mode driver",
@@ -156,7 +156,7 @@ class HookConnection:
             time.sleep(0.0005)
 
     def _clear_the_way(self, place: HookSocket) -> None:
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        with contextlib.suppress(OSError):  # it has ended, or something is mounted there
             place.clear_the_way(procfs.status(self.pid).uids[1])
 
     def _count(self, type_: Type, payload: bytes = b"", descriptors: Sequence[int] = ()) -> int:

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from phosd.engine.hook_client.places import IN_CONTAINERS, place_inside, place_outside
+from phosd.engine.hook_client.places import IN_CONTAINERS, exists, place_inside, place_outside
 from phosd.engine.hook_client.user_folders import Place
 from phosd.engine.system import containers, mounts, places_apart, procfs
 from phosd.engine.system.procfs import ProcessId
@@ -133,14 +133,6 @@ class _Users:
             if found is not None:
                 self._stack.callback(os.close, found)
         opened = self._open[folder]
-        return (opened is not None and _exists(place.name, opened)) or _exists(
+        return (opened is not None and exists(place.name, opened)) or exists(
             place.parent / place.name
         )
-
-
-def _exists(path: str | Path, folder: int | None = None) -> bool:
-    try:
-        os.stat(path, dir_fd=folder, follow_symlinks=False)
-    except OSError:
-        return False
-    return True

@@ -14,6 +14,7 @@ users are named there by the ids that they have for themselves.
 """
 
 import contextlib
+import errno
 import logging
 import os
 import re
@@ -26,7 +27,7 @@ from itertools import islice
 from pathlib import Path
 
 from phosd.engine.hook_client.user_folders import Place, opened_folder
-from phosd.engine.system import containers, pid_namespaces, procfs, user_namespaces
+from phosd.engine.system import containers, mounts, pid_namespaces, procfs, user_namespaces
 from phosd.engine.system.own_folders import TRIES, is_own, own_folder, put_aside, squatted
 from phosd.engine.system.removal import remove_trees
 from phosd.engine.system.thread_ids import as_owner
@@ -40,6 +41,7 @@ MOST_SWEPT = 100_000
 """Names that are looked at in a user's folder, for what is left of processes."""
 IN_CONTAINERS = "/run/phos/hook"
 """Where programs in containers see the folder of their sockets."""
+_PLACE = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 _log = logging.getLogger(__name__)
 
 
@@ -64,24 +66,27 @@ class HookSocket:
 
     def is_of(self, owner: int) -> bool:
         """Return whether a socket of ``owner`` is there. Raises :class:`FileNotFoundError`."""
-        return _is_socket_of(self._place(owner), owner)
+        with _socket_of(self._place(owner), owner) as found:
+            return found is not None
 
     def connect(self, connection: socket.socket, owner: int) -> None:
-        """Connect to the socket of ``owner``, however long its path is."""
-        place = self._place(owner)
-        folder = os.open(place.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
+        """Connect to the socket of ``owner``, however long its path is, and to no other that has
+        its name by now: a link may lead to where only root may connect.
+        """
+        with _socket_of(self._place(owner), owner) as found:
+            if found is None:
+                raise FileNotFoundError(str(self))
             with self._as_owner():
-                connection.connect(f"/proc/self/fd/{folder}/{place.name}")
-        finally:
-            os.close(folder)
+                connection.connect(f"/proc/self/fd/{found}")
 
     def clear_the_way(self, owner: int) -> None:
         """Put aside what keeps the hook from listening there, unless it is its socket after all."""
         place = self._place(owner)
-        aside = put_aside(place)
-        if _is_socket_of(aside, owner):
-            aside.rename(place)
+        with self._as_owner():
+            aside = put_aside(place)
+            with _socket_of(aside, owner) as found:
+                if found is not None:
+                    aside.rename(place)
 
     @contextmanager
     def waking(self) -> Iterator[None]:
@@ -96,7 +101,7 @@ class HookSocket:
                     if place is not self.earlier:
                         raise
                     continue  # no hook of an earlier version could listen there either
-                stack.callback(wake.unlink, missing_ok=True)
+                stack.callback(self._remove, wake)
             yield
 
     def admit_earlier(self) -> None:
@@ -110,25 +115,56 @@ class HookSocket:
 
     def _place(self, owner: int) -> Path:
         """Return where it is. At the place of earlier ones anybody may have put something."""
-        if self.folder is not None:
-            with contextlib.suppress(FileNotFoundError):
-                (self.folder / self.name).lstat()
-                return self.folder / self.name
-        if _is_socket_of(self.earlier, owner):
-            return self.earlier
+        if self.folder is not None and exists(self.folder / self.name):
+            return self.folder / self.name
+        with _socket_of(self.earlier, owner) as found:
+            if found is not None:
+                return self.earlier
         raise FileNotFoundError(str(self))
+
+    def _remove(self, wake: Path) -> None:
+        with contextlib.suppress(OSError), self._as_owner():  # they may have something else there
+            wake.unlink()
 
     def _as_owner(self) -> AbstractContextManager[None]:
         return as_owner(self.owner) if self.owner else contextlib.nullcontext()
 
 
-def _is_socket_of(path: Path, owner: int) -> bool:
-    status = path.lstat()
-    return stat.S_ISSOCK(status.st_mode) and status.st_uid == owner
+def exists(path: str | Path, folder: int | None = None) -> bool:
+    """Return whether there is something at a path, or at a name in an open folder. Whose server is
+    mounted there is not asked.
+    """
+    try:
+        os.close(os.open(path, _PLACE, dir_fd=folder))
+    except OSError:
+        return False
+    return True
+
+
+@contextmanager
+def _socket_of(path: Path, owner: int) -> Iterator[int | None]:
+    """Open the socket of ``owner`` at ``path``, as ``O_PATH``; None if something else is there.
+
+    Users may have mounted what they like on the name, whose server is not asked for anything.
+    Raises :class:`FileNotFoundError` if nothing is there.
+    """
+    with ExitStack() as files:
+        above = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        files.callback(os.close, above)
+        found = os.open(path.name, _PLACE, dir_fd=above)
+        files.callback(os.close, found)
+        fitting = mounts.mount_of(found) == mounts.mount_of(above)
+        if fitting:
+            status = os.fstat(found)
+            fitting = stat.S_ISSOCK(status.st_mode) and status.st_uid == owner
+        yield found if fitting else None
 
 
 def _create(path: Path, as_owner: Callable[[], AbstractContextManager[None]]) -> None:
-    """Create an empty file at ``path``, whatever is there: users can write to the folder."""
+    """Create an empty file at ``path``, whatever is there: users can write to the folder. Nothing
+    is put aside there that the owner could not rename: a container may have any folder in its
+    place that others write to.
+    """
     flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW
     for _ in range(TRIES):
         try:
@@ -136,8 +172,15 @@ def _create(path: Path, as_owner: Callable[[], AbstractContextManager[None]]) ->
                 os.close(os.open(path, flags, 0o600))
             return
         except FileExistsError:
-            with contextlib.suppress(FileNotFoundError):
-                put_aside(path)
+            try:
+                with as_owner():
+                    put_aside(path)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                if error.errno != errno.EBUSY:
+                    raise
+                break  # something is mounted on it
     raise squatted(path)
 
 
