@@ -24,7 +24,7 @@ from phosd.engine.job.checkpoint_history import CheckpointHistory
 from phosd.engine.job.progress import Progress
 from phosd.engine.node.suspended import Suspended
 from phosd.engine.operations.runtime_checkpoint import Paused
-from phosd.engine.system import cgroups
+from phosd.engine.system import cgroups, pid_namespaces
 from phosd.errors import InvalidOption, NoSuchProcess, PhosError
 from phosd.service.connections import accepted, readable
 from phosd.service.history.history import History
@@ -104,7 +104,7 @@ class RuntimeCheckpoints:
 
     async def _accept(self, listener: socket.socket) -> None:
         async for connection in accepted(listener):
-            if unix_sockets.peer_of(connection)[1] != _ROOT or len(self._tasks) >= MOST:
+            if not _may_ask(*unix_sockets.peer_of(connection)) or len(self._tasks) >= MOST:
                 unix_sockets.close(connection)
             else:
                 self._begin(_Talk(connection, self._jobs).hold())
@@ -358,6 +358,16 @@ class _Talk:
         await asyncio.get_running_loop().sock_sendall(
             self._connection, text.encode(errors="replace")[:_ANSWER_BYTES]
         )
+
+
+def _may_ask(pid: int, uid: int) -> bool:
+    """Return whether a process may ask: the root of a container, who may have been given the
+    socket's folder, is no runtime's, and the pids that it names are others' here.
+    """
+    try:
+        return uid == _ROOT and pid > 0 and not pid_namespaces.is_nested(pid)
+    except OSError:  # it has ended
+        return False
 
 
 def _pid(text: str) -> int:
