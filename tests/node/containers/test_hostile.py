@@ -23,7 +23,7 @@ MALLORY, ANN = pwd.getpwnam("nobody").pw_uid, pwd.getpwnam("daemon").pw_uid
 RUN = f"mount -t tmpfs run /run && mkdir -p {IN_CONTAINERS}"
 MEMORY = f"mount -t tmpfs -o mode=1733 hook {IN_CONTAINERS} && mkdir -m 700 {IN_CONTAINERS}/0"
 SOCKET = f"{IN_CONTAINERS}/0/$$.sock"
-"""Of the shell, and of what it executes."""
+"""That name for the shell, and for what it executes."""
 _AS_MALLORY = ("setpriv", f"--reuid={MALLORY}", f"--regid={MALLORY}", "--clear-groups")
 
 
@@ -59,8 +59,8 @@ def test_what_is_mounted_on_a_sockets_name_is_not_asked(tmp_path: Path) -> None:
 
 
 def test_a_link_in_the_place_of_a_socket_leads_nowhere(tmp_path: Path) -> None:
-    """It is put there when phosd has looked. Who listens elsewhere, for root alone, or is started
-    by whoever connects, hears nothing.
+    """It is put there when phosd has looked. A listener elsewhere, for root alone, or one that
+    a connection starts, hears nothing.
     """
     path = tmp_path / "listener"
     with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as connection:
