@@ -107,11 +107,13 @@ class Connection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Cgroups(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Where the root of a tree was, by hierarchy, and what was limited there.
 
-    The names are those of ``system/cgroups.py``.
+    The names are those of ``system/cgroups.py``. ``invocation`` is that of systemd's unit, whose
+    name another may have by now; empty: not known, as in older images.
     """
 
     paths: dict[str, str]
     limits: dict[str, str]
+    invocation: str = ""
 
 
 class CpuDetails(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -5,6 +5,7 @@ string for the unified one.
 """
 
 import contextlib
+import os
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -24,6 +25,7 @@ _FREEZING_SECONDS = 10.0
 """What the kernel may take for it: a process may wait for a disk."""
 _LOOK_SECONDS = 0.001
 _SETS = ("cpuset.cpus", "cpuset.mems")
+_INVOCATION = "trusted.invocation_id"
 
 
 def memberships(pid: int) -> dict[str, str]:
@@ -43,6 +45,20 @@ def folder(hierarchy: str, path: str) -> Path | None:
     # Other paths are outside of the cgroup namespace, or of what is mounted.
     shown = ".." not in Path(path).parts and (path.rstrip("/") + "/").startswith(beneath)
     return top / path[len(beneath) :] if top is not None and shown else None
+
+
+def invocation(cgroups: Mapping[str, str]) -> str:
+    """Return the id that systemd has given this run of the unit which these cgroups are of; empty
+    if none is known.
+
+    systemd's own mark of it is read, and not the one that users can set on cgroups of theirs.
+    """
+    for hierarchy in (UNIFIED, "name=systemd"):
+        place = folder(hierarchy, cgroups[hierarchy]) if hierarchy in cgroups else None
+        for each in _upwards(hierarchy, place) if place is not None else ():
+            with contextlib.suppress(OSError):
+                return os.getxattr(each, _INVOCATION).decode()
+    return ""
 
 
 def frozen(hierarchy: str, path: str) -> bool:

@@ -41,7 +41,7 @@ def noted(tree: ProcessTree) -> Cgroups:
     a restore brings all of them back into the cgroups of the root.
     """
     paths = cgroups.memberships(tree.root.pid)
-    found = Cgroups(paths, cgroups.limits(paths))
+    found = Cgroups(paths, cgroups.limits(paths), cgroups.invocation(paths))
     for process in tree.living:
         others = cgroups.memberships(process.pid)
         if others and others != paths and cgroups.limits(others) != found.limits:
@@ -105,13 +105,15 @@ def place_of(saved: Cgroups | None, uid: int, here: Surroundings) -> Place:
         for name, path in saved.paths.items()
         if (folder := cgroups.folder(name, path)) and (here.paths or {}).get(name) != path
     }
-    for name in folders:
+    # A unit of that name may be another's by now, with other limits, and with them its memory.
+    renewed = saved.invocation not in ("", cgroups.invocation(saved.paths))
+    for name in folders if not renewed else ():
         if cgroups.frozen(name, saved.paths[name]):
             raise Busy(
                 f"the program was in cgroup {saved.paths[name]}, which is frozen",
                 hint="thaw it (cgroup.freeze, or freezer.state), and try again",
             )
-    gone = [name for name, folder in folders.items() if not folder.is_dir()]
+    gone = [name for name, folder in folders.items() if renewed or not folder.is_dir()]
     if gone and here.scopes:
         return Place(uid, properties=_properties(saved.limits))
     entries = {name: folders[name] / "cgroup.procs" for name in folders if name not in gone}
