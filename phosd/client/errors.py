@@ -110,7 +110,7 @@ def _of_call(error: "CallError", bus: str) -> PhosError:
     if error.name.startswith(ERROR_PREFIX):
         what, _, hint = error.text.partition("; ")  # as far as can be told from the text
         return named(error.name.removeprefix(ERROR_PREFIX), what, hint, reason=error.reason)
-    if error.name.endswith((".ServiceUnknown", ".NameHasNoOwner")):
+    if error.name.endswith((".ServiceUnknown", ".NameHasNoOwner", ".NoSuchUnit")):
         return NoDaemon(
             "phosd does not run on this bus",
             hint=f"start it ({_START.get(bus, _START_ELSEWHERE)}), or name the bus that it is on "
