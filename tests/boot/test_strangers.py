@@ -46,11 +46,12 @@ asyncio.run(main())
 
 @dataclass(frozen=True)
 class Property:
-    """Ann's program, and an image of it; ``job`` made that."""
+    """Ann's program, and an image of it; ``job`` made that. ``objects`` are their paths."""
 
     program: Target
     image: str
     job: int
+    objects: tuple[str, ...]
 
     def calls(self) -> list[list[str]]:
         """A call of each method that names something, all of it Ann's, as busctl takes them."""
@@ -64,9 +65,9 @@ class Property:
             if {*names} & NAMING:
                 words = [method.name, method.signature, *(values[name] for name in names)]
                 found.append(["call", "org.phos", "/org/phos", "org.phos.Manager1", *words])
-        for kind, name in (("process", self.program.pid), ("job", self.job)):
-            words = [f"/org/phos/{kind}/_{name}", "org.freedesktop.DBus.Properties", "GetAll"]
-            found.append(["call", "org.phos", *words, "s", f"org.phos.{kind.title()}1"])
+        for path in self.objects:
+            words = [path, "org.freedesktop.DBus.Properties", "GetAll", "s"]
+            found.append(["call", "org.phos", *words, f"org.phos.{path.split('/')[3].title()}1"])
         return found
 
 
@@ -74,7 +75,11 @@ class Property:
 def hers(booted: Machine) -> Iterator[Property]:
     program = target.start(booted, "ann")
     image = str(phos(booted, f"checkpoint {program.pid}", "ann")[-1]["result"])
-    yield Property(program, image, int(str(phos(booted, "jobs", "ann")[-1]["job"])))
+    job = int(str(phos(booted, "jobs", "ann")[-1]["job"]))
+    call = "busctl call org.phos /org/phos org.phos.Manager1"
+    asked = (f"GetProcess u {program.pid}", f"GetImage s {image}", f"GetJob u {job}")
+    paths = [booted.run(f"{call} {words}", user="ann").split('"')[1] for words in asked]
+    yield Property(program, image, job, tuple(paths))
     program.kill()
 
 
