@@ -75,6 +75,14 @@ SECTIONS = (
                 _R580,
             ),
             Behaviour(
+                "nvml-has-a-state",
+                "NVML loads libcuda: a process that has NVML, and never called `cuInit`, is"
+                " RUNNING, and has devices of the driver open that it does not map; Checkpoint"
+                " takes them away, and after Restore NVML answers on.",
+                ("phosd/engine/program/process.py",),
+                _R580,
+            ),
+            Behaviour(
                 "loading-uses-no-gpu",
                 "A process that has loaded the driver, and has not called `cuInit`, has none of"
                 " the driver's devices open.",

@@ -52,6 +52,23 @@ again:
 """``count`` adds one to a word, ``spin`` ends when a word has reached a value."""
 
 
+# --- NVML
+
+
+def nvml_begun() -> ctypes.CDLL:
+    """Return NVML's library, begun."""
+    library = ctypes.CDLL(os.environ.get("PHOS_TEST_NVML", "libnvidia-ml.so.1"))
+    assert library.nvmlInit_v2() == 0
+    return library
+
+
+def gpus_of(nvml: ctypes.CDLL) -> int:
+    """Return how many GPUs NVML tells."""
+    count = ctypes.c_uint()
+    assert nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)) == 0
+    return count.value
+
+
 # --- calls
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from phosd.engine.system.cuda import is_software
+from phosd.engine.system.native import softgpu_folder
 from tests.driver import MESSAGE
 from tests.support.checkout import ROOT
 from tests.support.harness import PATIENCE, environment, wait_until
@@ -137,6 +138,7 @@ class Origin:
         if is_software():
             settings["PHOS_SOFTGPU_DIR"] = str(folder / "gpu")
             settings["PHOS_SOFTGPU_DEVICE_FILE"] = _SOFTWARE_DEVICE
+            settings["PHOS_TEST_NVML"] = str(softgpu_folder() / "nvml/libnvidia-ml.so.1")
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "tests.driver.inside", str(theirs.fileno())],
@@ -171,8 +173,17 @@ def kept(descriptor: int) -> Iterator[int]:
 
 def devices(pid: int) -> list[str]:
     """Return the driver's devices that a process has open or mapped."""
-    beginning = _SOFTWARE_DEVICE if is_software() else "/dev/nvidia"
-    return [name for name in _files(pid) if name.startswith(beginning)]
+    return [name for name in _files(pid) if name.startswith(_beginning())]
+
+
+def mapped_devices(pid: int) -> list[str]:
+    """Return the lines of a process's memory map that name the driver's devices."""
+    lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    return [line for line in lines if f" {_beginning()}" in line]
+
+
+def _beginning() -> str:
+    return _SOFTWARE_DEVICE if is_software() else "/dev/nvidia"
 
 
 def _files(pid: int) -> Iterator[str]:

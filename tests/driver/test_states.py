@@ -6,7 +6,7 @@ import signal
 from phosd.engine.program.held import held
 from phosd.engine.system import procfs
 from tests.driver.conftest import Starter
-from tests.driver.subjects import GOES_ON, WORKS, Control, devices
+from tests.driver.subjects import GOES_ON, WORKS, Control, devices, mapped_devices
 from tests.support.harness import wait_until
 
 NOBODY = 2**22 + 5
@@ -35,6 +35,20 @@ def test_states_in_order(start: Starter, control: Control) -> None:
 def test_others_have_no_state(start: Starter, control: Control) -> None:
     assert control.state(start("None").pid) == "ERROR_NOT_INITIALIZED", "of one without CUDA"
     assert control.state(NOBODY) == "ERROR_OPERATING_SYSTEM", "of one that does not exist"
+
+
+def test_nvml_has_a_state(start: Starter, control: Control) -> None:
+    program = start("nvml = nvml_begun()")
+    assert control.state(program.pid) == "RUNNING"
+    opened = devices(program.pid)
+    assert opened and not mapped_devices(program.pid)
+    control.save(program.pid)
+    assert devices(program.pid) == []
+    control.bring_back(program.pid)
+    assert sorted(devices(program.pid)) == sorted(opened)
+    assert program.ask("gpus_of(nvml)") > 0
+    program.ask("use()")
+    assert mapped_devices(program.pid), "what is looked for is not what CUDA maps"
 
 
 def test_loading_uses_no_gpu(start: Starter, control: Control) -> None:
