@@ -34,6 +34,7 @@ pytestmark = [
 
 Test = TypeVar("Test", bound=Callable[..., None])
 STEPS = 120
+_STRANGER = ("setpriv", "--reuid=nobody", "--regid=nogroup", "--clear-groups")
 ENDS_WITH = "7:0"
 """The exit code of the program, and no signal."""
 
@@ -259,6 +260,53 @@ def test_what_is_refused(cluster: Cluster, bus: str, place: Path) -> None:
     assert "write `srun phos run`" in said
     assert "phos=none" in said
     assert not jobs.values(job)
+
+
+@seldom
+def test_another_users_job_stays_what_it_is(cluster: Cluster, bus: str, place: Path) -> None:
+    """A stranger names its program and its image, in an environment as if in the job."""
+    jobs = Jobs(cluster, bus, place)
+    with phosd(bus, place):
+        job = jobs.submit(f"srun {jobs.line(3 * STEPS)}")
+        jobs.wait_for_steps(job)
+        pid = jobs.program(job)
+        image = str(phos(bus, place, "checkpoint", str(pid))[-1]["result"])
+        answers = _as_stranger(
+            bus,
+            job,
+            f"checkpoint({pid})",
+            f"suspend({pid}, thaw=True)",
+            f"migrate({pid}, '0:1')",
+            f"restore({image!r})",
+            f"delete({image!r})",
+        )
+        assert answers == ["NotAuthorized"] * len(answers)
+        assert {row["id"] for row in phos(bus, place, "images")} == {image}
+        assert str(step_of(pid)) == f"{job}.0"
+        jobs.wait_for_end(job)
+    jobs.require_right(job, 3 * STEPS)
+
+
+def _as_stranger(bus: str, job: str, *calls: str) -> list[str]:
+    """Make calls as a user without rights whose environment names a job; the errors' names."""
+    tries = "".join(
+        f"try: print(client.{call}.wait())\nexcept Exception as e: print(type(e).__name__)\n"
+        for call in calls
+    )
+    done = subprocess.run(
+        [
+            *_STRANGER,
+            sys.executable,
+            "-c",
+            f"from phosd.client import Client\nclient = Client()\n{tries}",
+        ],
+        env=os.environ | {"PHOS_BUS": bus, "SLURM_JOB_ID": job, "SLURM_STEP_ID": "0"},
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split("\n")[:-1]
 
 
 @seldom
