@@ -165,6 +165,7 @@ for word in ("STOPPING=1", me, "WATCHDOG=trigger", "STATUS=mine", "READY=1"):
 def test_the_units_obey_administrators_alone(booted: Machine, hers: Property) -> None:
     """And hear phosd alone: a message to systemd in its name is nobody else's to send."""
     names = ("ActiveState", "MainPID", "NRestarts", "MemoryMax", "DropInPaths", "StatusText")
+    wait_until(lambda: "0 running, 0 waiting" in show(booted, "StatusText"), "the jobs to end")
     before = [show(booted, name) for name in names]
     units = ("phosd.service", "phosd-criu.socket", "phosd-mover@0.service", "run-phos-hook.mount")
     verbs = [f"{verb} {unit}" for verb in ("stop", "kill", "restart", "mask") for unit in units]
