@@ -120,7 +120,7 @@ class JobImages:
                 raise NoSuchImage(f"there is no image of {name}", hint="it was deleted meanwhile")
             image = max(own, key=lambda each: each.number).id
             remote = Remote(self.url)
-            run(quiet, self.url, lambda link: remote.push(link, self.key), "Export", image, {})
+            run(quiet, self.url, lambda link: remote.push(link, self.key), "Export", image)
         except Exception as error:  # whatever it is, the job goes on where the image is
             said = in_words(error, settings.bus)
             settings.note(f"phos: the image of {name} is on node {node} alone: {said}")
@@ -138,7 +138,7 @@ class JobImages:
         try:
             remote = Remote(self.url)
             source = remote.source(remote.head(image))
-            run(quiet, self.url, source.pull, "Import", wanted(False, None, False))
+            run(quiet, self.url, source.pull, "Import", **wanted(False, None, False))
         except Exception as error:
             caught = in_words(error, settings.bus)
             raise CommandError(
