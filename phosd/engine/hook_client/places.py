@@ -14,7 +14,6 @@ users are named there by the ids that they have for themselves.
 """
 
 import contextlib
-import errno
 import logging
 import os
 import re
@@ -28,7 +27,7 @@ from pathlib import Path
 
 from phosd.engine.hook_client.user_folders import Place, opened_folder
 from phosd.engine.system import containers, mounts, pid_namespaces, procfs, user_namespaces
-from phosd.engine.system.own_folders import TRIES, is_own, own_folder, put_aside, squatted
+from phosd.engine.system.own_folders import TRIES, freed, is_own, own_folder, put_aside, squatted
 from phosd.engine.system.removal import remove_trees
 from phosd.engine.system.thread_ids import as_owner
 from phosd.errors import Busy, Reason, Unsupported
@@ -131,8 +130,8 @@ class HookSocket:
 
 
 def exists(path: str | Path, folder: int | None = None) -> bool:
-    """Return whether there is something at a path, or at a name in an open folder. Whose server is
-    mounted there is not asked.
+    """Return whether there is something at a path, or at a name in an open folder. If a file system
+    is mounted there, its server is not asked.
     """
     try:
         os.close(os.open(path, _PLACE, dir_fd=folder))
@@ -172,15 +171,9 @@ def _create(path: Path, as_owner: Callable[[], AbstractContextManager[None]]) ->
                 os.close(os.open(path, flags, 0o600))
             return
         except FileExistsError:
-            try:
-                with as_owner():
-                    put_aside(path)
-            except FileNotFoundError:
-                continue
-            except OSError as error:
-                if error.errno != errno.EBUSY:
-                    raise
-                break  # something is mounted on it
+            with as_owner():
+                if not freed(path):
+                    break
     raise squatted(path)
 
 

@@ -1,13 +1,12 @@
 """Open and make the folder in which the hooks of a user listen; it is theirs alone."""
 
 import contextlib
-import errno
 import os
 from dataclasses import dataclass
 from pathlib import Path
 
 from phosd.engine.system import mounts, procfs
-from phosd.engine.system.own_folders import TRIES, put_aside, squatted
+from phosd.engine.system.own_folders import TRIES, freed, squatted
 from phosd.engine.system.thread_ids import as_owner, as_user
 
 
@@ -54,14 +53,8 @@ class Place:
                 return found
             if theirs:
                 break
-            try:
-                put_aside(self.folder)
-            except FileNotFoundError:
-                continue
-            except OSError as error:
-                if error.errno != errno.EBUSY:
-                    raise
-                break  # something is mounted on it
+            if not freed(self.folder):
+                break
         raise squatted(self.folder if self.status is None else Path(self.text).parent)
 
 

@@ -1,6 +1,7 @@
 """Take names in folders where others may write: what is in the way is put aside."""
 
 import contextlib
+import errno
 import os
 import secrets
 import stat
@@ -40,6 +41,21 @@ def own_folder(folder: Path) -> Path:
 def put_aside(path: Path) -> Path:
     """Free a name by renaming, because a folder that is not empty cannot be removed at once."""
     return path.rename(path.with_name(f"{path.name}.{secrets.token_hex(4)}.squatted"))
+
+
+def freed(path: Path) -> bool:
+    """Put aside what is at a path, if anything is. Return False if that cannot be renamed, since
+    something is mounted on it.
+    """
+    try:
+        put_aside(path)
+    except FileNotFoundError:
+        return True
+    except OSError as error:
+        if error.errno != errno.EBUSY:
+            raise
+        return False
+    return True
 
 
 def squatted(path: Path) -> NotAuthorized:

@@ -1,4 +1,4 @@
-// What the software GPU's NVML asks of the driver's library.
+// Functions of the driver's library that the software GPU's NVML calls.
 #include "core/error.h"
 #include "core/runtime.h"
 

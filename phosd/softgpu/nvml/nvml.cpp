@@ -1,6 +1,6 @@
-// NVML for the software GPU: how many GPUs there are, asked of the driver's library as the real one
-// asks it. NVML of driver 580 loads libcuda, by which the driver's checkpoint knows the process: it
-// takes NVML's devices away and brings them back (H200, 580.159).
+// NVML for the software GPU: it tells how many GPUs there are, and asks the driver's library. NVML
+// of driver 580 loads libcuda, by which the driver's checkpoint knows the process: it takes NVML's
+// devices away and brings them back (H200, 580.159).
 #include <dlfcn.h>
 
 #include <mutex>
