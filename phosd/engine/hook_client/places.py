@@ -147,15 +147,9 @@ def _socket_of(path: Path, owner: int) -> Iterator[int | None]:
     Users may have mounted what they like on the name, whose server is not asked for anything.
     Raises :class:`FileNotFoundError` if nothing is there.
     """
-    with ExitStack() as files:
-        above = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        files.callback(os.close, above)
-        found = os.open(path.name, _PLACE, dir_fd=above)
-        files.callback(os.close, found)
-        fitting = mounts.mount_of(found) == mounts.mount_of(above)
-        if fitting:
-            status = os.fstat(found)
-            fitting = stat.S_ISSOCK(status.st_mode) and status.st_uid == owner
+    with mounts.opened_unmounted(path) as found:
+        status = os.fstat(found) if found is not None else None
+        fitting = status and stat.S_ISSOCK(status.st_mode) and status.st_uid == owner
         yield found if fitting else None
 
 

@@ -63,20 +63,10 @@ def opened_folder(folder: Path, uid: int) -> int | None:
 
     They may have mounted something on it (FUSE), whose server is not asked for anything.
     """
-    above = found = -1
-    try:
-        above = os.open(folder.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-        found = os.open(folder.name, flags, dir_fd=above)
-        if mounts.mount_of(found) == mounts.mount_of(above) and os.fstat(found).st_uid == uid:
-            found, kept = -1, found
-            return kept
-    except OSError:  # nothing, or nothing of ours: a link, a file
-        pass
-    finally:
-        for each in (above, found):
-            if each >= 0:
-                os.close(each)
+    # An error says that there is nothing, or nothing of ours: a link, a file.
+    with contextlib.suppress(OSError), mounts.opened_unmounted(folder, os.O_DIRECTORY) as found:
+        if found is not None and os.fstat(found).st_uid == uid:
+            return os.dup(found)
     return None
 
 

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -11,6 +12,20 @@ from phosd.engine.system import procfs
 def mount_of(descriptor: int) -> int:
     """Return the id of the mount that an open file of ours is on; no file system is asked."""
     return int(procfs.fields_of(Path(f"/proc/self/fdinfo/{descriptor}"))["mnt_id"])
+
+
+@contextmanager
+def opened_unmounted(path: Path, flags: int = 0) -> Iterator[int | None]:
+    """Open what is at ``path``, and is no link, as ``O_PATH`` and ``flags``; None if something
+    is mounted there. No server of a file system is asked for anything. Raises :class:`OSError`.
+    """
+    with ExitStack() as files:
+        above = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        files.callback(os.close, above)
+        flags |= os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+        found = os.open(path.name, flags, dir_fd=above)
+        files.callback(os.close, found)
+        yield found if mount_of(found) == mount_of(above) else None
 
 
 class Mount(NamedTuple):
