@@ -61,10 +61,13 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ExpectedSize:
-    """The bytes that an image is going to take: CRIU's ``files``, and ``chunks``."""
+    """The bytes that an image is going to take: CRIU's ``files``, and ``chunks``, which may become
+    as many as ``most``.
+    """
 
     files: int
     chunks: int
+    most: int = 0
 
     @property
     def total(self) -> int:
@@ -163,6 +166,8 @@ class Store(StoreFolder):
             writer.on_end(self._remove_left_packs)
             self.pinned[writer.id] = known.packs
             if size is not None:
+                if isinstance(tier, MemoryTier):
+                    writer.limit(self._room_for_chunks(tier, size))
                 self.reservations[writer.id] = SpaceReservation(owner, size.total)
             return writer
 
@@ -283,6 +288,13 @@ class Store(StoreFolder):
             if not memory.drop_spare():
                 return None
         return memory
+
+    def _room_for_chunks(self, memory: MemoryTier, size: ExpectedSize) -> int | None:
+        """Return how many bytes of chunks the tier in memory takes; None if it takes all."""
+        others = sum(each.size for each in dict(self.reservations).values())
+        if memory.has_room(size.files, size.most, others):
+            return None
+        return memory.room(size.files, others)
 
     def _open_folder(self, image_id: str) -> int:
         if not valid_id(image_id):

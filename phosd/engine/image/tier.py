@@ -138,10 +138,20 @@ class MemoryTier(Tier):
 
         The caller holds the store's lock.
         """
-        anew = others + max(0, chunks - self.spare_bytes())
+        left = self._left_of(files, others)
+        return left >= 0 and max(0, chunks - self.spare_bytes()) <= left
+
+    def room(self, files: int, others: int) -> int:
+        """Return the bytes for chunks, beside those (:meth:`has_room`). The caller holds the
+        store's lock.
+        """
+        return self.spare_bytes() + max(0, self._left_of(files, others))
+
+    def _left_of(self, files: int, others: int) -> int:
+        """Return the bytes that are left beside those, without the spare packs."""
         of_host = int(available_memory() * (1 - _LEFT_TO_OTHERS))
         left = min(self.limit - self.taken_bytes(), self.free_bytes())
-        return files + anew <= left and 2 * files + anew <= of_host
+        return min(left - files, of_host - 2 * files) - others
 
     def drop_spare(self) -> bool:
         """Remove the smallest spare pack. Returns False if there is none."""

@@ -53,6 +53,12 @@ def next_id(others: Iterable[str], now: float) -> str:
     return f"{time.strftime(_STAMP, time.gmtime(later))}-0000"
 
 
+class MemoryTierFull(OutOfSpace):
+    """The memory tier has no room for what an image has to store, which was expected to be less."""
+
+    code = OutOfSpace.__name__
+
+
 @dataclass(frozen=True)
 class Pack:
     """An empty pack that a mover may fill up to ``capacity`` bytes; the writer owns ``fd``."""
@@ -92,8 +98,7 @@ class ImageWriter:
         self._ended: Callable[[], object] = lambda: None
         self._claimed = 0
         self._claiming = threading.Lock()
-        self.room: int | None = None
-        """The bytes of the disk for chunks, if not everything fits; None if it does."""
+        self._room: int | None = None
         self._stored: dict[str, ChunkRef] = {}
         while True:
             self.id = next_id(store.image_names(), time.time())
@@ -137,19 +142,29 @@ class ImageWriter:
                 self._quota, self.id, self._store.reservations, self._published(), others
             )
 
+    def limit(self, room: int | None) -> None:
+        """Store at most ``room`` bytes of chunks, nor more than an earlier call says. None: all."""
+        if room is not None:
+            self._room = max(0, room if self._room is None else min(room, self._room))
+
     def claim(self, chunk_count: int) -> None:
         """Say that so many chunks more are going to be stored, before they are. Raises
-        :class:`OutOfSpace` if the disk has no room for them.
+        :class:`OutOfSpace` if the disk has no room for them, :class:`MemoryTierFull` if the memory
+        has none.
         """
         with self._claiming:
             self._claimed += chunk_count * RECORD
-            if self.room is not None and self._claimed > self.room:
-                room = max(0, self.room) / 1e9
-                raise OutOfSpace(
-                    f"image {self.id} has {self._claimed / 1e9:.2f} GB that no other image of uid"
-                    f" {self.owner} has, and the disk has room for {room:.2f} GB",
-                    hint="delete images (`phos rm`), or put state_dir on a larger disk",
-                )
+            if self._room is None or self._claimed <= self._room:
+                return
+            what = f"image {self.id} has {self._claimed / 1e9:.2f} GB that no other image of uid"
+            what += f" {self.owner} has, and the"
+            room = f"has room for {self._room / 1e9:.2f} GB"
+            if self.tier is not self._store.disk:
+                raise MemoryTierFull(f"{what} memory tier {room}", hint="it is tried on the disk")
+            raise OutOfSpace(
+                f"{what} disk {room}",
+                hint="delete images (`phos rm`), or put state_dir on a larger disk",
+            )
 
     def packs(self, chunk_count: int) -> list[Pack]:
         """Create empty packs for ``chunk_count`` chunks, which one mover fills in parallel.

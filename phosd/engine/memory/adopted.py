@@ -54,6 +54,11 @@ class AdoptedBlocks:
             answers = pool.map(lambda item: self._used[item[0]].digest(item[1]), by_gpu.items())
             return {key: digests for answer in answers for key, digests in answer.items()}
 
+    def count_different(self, blocks: Iterable[ExportedBlock]) -> dict[int, int]:
+        """Estimate how many chunks of these blocks differ from all others on their GPU, by GPU."""
+        by_gpu = keys_by_gpu(distinct(blocks))
+        return {gpu: self._used[gpu].count_different(keys) for gpu, keys in by_gpu.items()}
+
     def adopt(self, blocks: Iterable[ExportedBlock]) -> None:
         """Ask movers to adopt the blocks that are not adopted yet."""
         by_gpu: dict[int, dict[int, ExportedBlock]] = {}

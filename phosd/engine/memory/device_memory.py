@@ -6,19 +6,25 @@ The descriptor keeps a block's memory alive while the process has unmapped it, t
 import contextlib
 import os
 import threading
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from phosd.engine.hook_client.link import BlockFlag, HookBlock, HookLink
 from phosd.engine.memory.adopted import AdoptedBlocks, MoverProvider
-from phosd.engine.memory.exported import SHARED, Allocation, ExportedBlock, new_key
+from phosd.engine.memory.exported import SHARED, Allocation, ExportedBlock, distinct, new_key
 from phosd.engine.memory.free_watchers import FreeWatchers
 from phosd.engine.memory.handing_back import HeldBlock
 from phosd.engine.memory.visible_gpus import VisibleGpus
 from phosd.engine.mover.client.mover import Mover
 from phosd.engine.system.kcmp import same_file
 from phosd.errors import Internal
+
+_WRITTEN = 32
+"""One of so many equal chunks is expected to differ at the stop: the program runs on, and samples
+miss a chunk of which it has written little.
+"""
 
 
 class DeviceMemory:
@@ -138,6 +144,21 @@ class DeviceMemory:
                     hint="this is a defect of phosd",
                 )
             return {number for number in self._listed[pid] if (pid, number) not in self._exported}
+
+    def chunks_to_store(self, links: Sequence[HookLink]) -> Counter[int]:
+        """Estimate how many chunks an image has to store of each GPU: of equal ones, one. The
+        processes may run.
+        """
+        self.take(links)
+        with self.drops_put_off():
+            held = distinct(self.all())
+            different = self.adopted.count_different(held)
+        chunks = self.gpus.chunks(links)
+        for gpu, count in different.items():
+            total = sum(exported.chunks for exported in held if exported.gpu == gpu)
+            equal = total - count
+            chunks[gpu] -= equal - equal // _WRITTEN
+        return +chunks
 
     def shared(self) -> list[ExportedBlock]:
         """Return the blocks that programs exported or imported: other processes may write them."""

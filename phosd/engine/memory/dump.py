@@ -30,11 +30,11 @@ class MemoryDump(Undoing):
         self._undo = Undo()
 
     def make_packs(self) -> None:
-        """Make packs for all blocks of the processes, while they still run, and begin to pin them.
-        Call it with a turn to copy: it may be as much host memory as the processes have device
-        memory.
+        """Make packs for what has to be stored of the processes' blocks, while they still run, and
+        begin to pin them. Call it with a turn to copy: it may be as much host memory as the
+        processes have device memory. More packs are made later if these are not enough.
         """
-        for gpu, count in self.memory.gpus.chunks(self.links).items():
+        for gpu, count in self.memory.chunks_to_store(self.links).items():
             packs = self._packs[gpu] = self.writer.packs(count)
             mover, keep = self.memory.adopted.mover(gpu), self.writer.tier.keeps_packs
             pinning = PackPinning(mover, packs, keep=keep)

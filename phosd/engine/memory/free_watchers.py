@@ -27,7 +27,9 @@ class FreeWatchers:
     @property
     def complete(self) -> bool:
         """Whether every process is watched, so that its memory may be kept between jobs."""
-        return all(pid in self._watchers and self._watchers[pid].alive for pid in self._pids)
+        return bool(self._pids) and all(
+            pid in self._watchers and self._watchers[pid].alive for pid in self._pids
+        )
 
     def watch(self, link: HookLink, chunk_map: ChunkMap) -> None:
         """Watch the process through ``chunk_map``, which becomes ours, and end an earlier watch."""

@@ -41,9 +41,9 @@ class KeptMemory:
 
         Afterwards it is kept for the next job, if all its processes are watched for what they free.
         """
-        processes = group.process_ids
+        processes = group.hooked_ids
         memory = self._take_kept(group) or DeviceMemory(
-            self._movers, {m.pid: m.gpus for m in group.members}
+            self._movers, {m.pid: m.gpus for m in group.members if m.link is not None}
         )
         with self.keeping(processes, memory):
             memory.revive()
@@ -79,14 +79,14 @@ class KeptMemory:
             self._kept[processes] = memory
 
     def _take_kept(self, group: CheckpointGroup) -> DeviceMemory | None:
-        """Take out the memory of exactly these processes.
+        """Take out the memory of exactly the group's processes that have any.
 
-        Memory of any other group that contains one of them is released, since that group no longer
-        exists.
+        Memory of any other group that contains one of its processes is released, since that group
+        no longer exists.
         """
         pids = set(group.gpu_pids)
         with self._lock:
-            same = self._kept.pop(group.process_ids, None)
+            same = self._kept.pop(group.hooked_ids, None)
         self._close_kept(lambda processes: any(pid in pids for pid, _ in processes))
         return same
 

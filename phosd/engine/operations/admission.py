@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
-from phosd.engine.image.manifest import Manifest
+from phosd.engine.image.manifest import CHUNK, Manifest
 from phosd.engine.image.store import ExpectedSize
 from phosd.engine.memory import reservation
 from phosd.engine.node.gpus import GpuInfo, list_gpus, used_by
@@ -51,38 +51,62 @@ UNLIMITED = DiskLimits()
 class Needs:
     """Estimates in bytes: ``host`` memory during the stop, CRIU's files, the GPU's chunks.
 
-    ``room``: of the disk for chunks, if not all of them fit; None if they do.
+    ``gpu`` counts equal chunks once, as far as that is known; ``most`` is all of them. ``room``: of
+    the disk for chunks, if not all of them fit; None if they do.
     """
 
     host: int
     cpu: int
     gpu: int
+    most: int = 0
     room: int | None = None
+
+    @property
+    def fits(self) -> bool:
+        """Whether the disk has room for what is expected, whatever other images have of it."""
+        return self.room is None or self.gpu <= self.room
 
     @property
     def image(self) -> ExpectedSize:
         """The size of the image."""
-        return ExpectedSize(self.cpu + _SPARE, self.gpu)
+        return ExpectedSize(self.cpu + _SPARE, self.gpu, self.most)
 
 
 def check_space(
-    node: Node, group: CheckpointGroup, mode: str, limits: DiskLimits = UNLIMITED
+    node: Node,
+    group: CheckpointGroup,
+    mode: str,
+    limits: DiskLimits = UNLIMITED,
+    to_store: int | None = None,
 ) -> Needs:
-    """Estimate what a checkpoint needs.
+    """Estimate what a checkpoint needs. ``to_store``: how many bytes of device memory are expected
+    to be stored (:func:`bytes_to_store`); None for all.
 
     Raises :class:`OutOfSpace` or :class:`OutOfMemory` if the disk or host memory does not suffice.
-    Where not everything fits, it may be that enough of it is in other images of the owner. How much
-    is known in the stop (:meth:`ImageWriter.claim`).
+    Where not everything fits, it may be that enough of it is equal, or in other images of the
+    owner. How much is known in the stop (:meth:`ImageWriter.claim`).
     """
     needs = _estimate(group, mode)
+    needs = replace(needs, most=needs.gpu)
+    if to_store is not None:
+        needs = replace(needs, gpu=min(to_store, needs.gpu))
     room = _room(node, limits) - needs.image.files
     least = needs.gpu
     if needs.gpu > room:
         least = max(0, needs.gpu - node.store.shareable_bytes(group.owner))
+    if needs.most > room:
         needs = replace(needs, room=room)
     require_room(node, replace(needs.image, chunks=least), limits)
     require_host_memory(needs.host)
     return needs
+
+
+def bytes_to_store(node: Node, group: CheckpointGroup) -> int:
+    """Estimate how many bytes of the group's device memory an image has to store, which may be much
+    less than it has: of equal chunks, one is stored. The processes may run.
+    """
+    with node.kept_memory.of(group) as memory:
+        return memory.chunks_to_store(group.links).total() * CHUNK
 
 
 def _room(node: Node, limits: DiskLimits) -> int:

@@ -31,6 +31,7 @@ from phosd.engine.node.suspended import Suspended
 from phosd.engine.operations.admission import (
     UNLIMITED,
     DiskLimits,
+    bytes_to_store,
     context_bytes,
     require_host_memory,
 )
@@ -102,13 +103,16 @@ def suspend(node: Node, pid: int, options: SuspendOptions, progress: Progress) -
         if options.by_runtime:
             require_what_a_runtime_saves(group)
         parks = may_park(group, "auto", progress)
-        size = sum(b.size for link in group.links for b in link.list_blocks()) if parks else 0
         needs = device_needs(group, parks=parks)
-        require_host_memory(context_bytes() * len(group.users) if parks else sum(needs.values()))
-        where = place_for(node, options.where, size, context_bytes() * len(group.users))
-        shelf = node.suspend_store.shelf(where)
-        writer = _begin(node, job, shelf, group.owner, options.limits, size)
+        contexts = context_bytes() * len(group.users)
+        require_host_memory(contexts if parks else sum(needs.values()))
         kept = keepers(node, needs, progress)
+        size = bytes_to_store(node, group) if parks else 0
+        where = place_for(node, options.where, size, contexts)
+        shelf = node.suspend_store.shelf(where)
+        room = _room(shelf, where, contexts)
+        writer = _begin(node, job, shelf, group.owner, options.limits, size)
+        writer.limit(room)
         progress.check()
         progress.about_to_touch(group.affected)
         job.enter_context(explain_death(group, "suspension"))

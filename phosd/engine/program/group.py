@@ -87,8 +87,16 @@ class CheckpointGroup:
     @property
     def process_ids(self) -> frozenset[ProcessId]:
         """The pids and start times of the GPU processes."""
-        gpu = set(self.gpu_pids)
-        return frozenset(p.id for tree in self.trees for p in tree if p.pid in gpu)
+        return self._ids(self.gpu_pids)
+
+    @property
+    def hooked_ids(self) -> frozenset[ProcessId]:
+        """The pids and start times of the processes whose hooks are connected."""
+        return self._ids(link.pid for link in self.links)
+
+    def _ids(self, pids: Iterable[int]) -> frozenset[ProcessId]:
+        wanted = set(pids)
+        return frozenset(p.id for tree in self.trees for p in tree if p.pid in wanted)
 
     @property
     def affected(self) -> AffectedSet:

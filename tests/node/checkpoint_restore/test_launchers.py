@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from phosd.engine import CheckpointOptions, Node, Progress, checkpoint
+from phosd.engine.hook_client.link import HookLink
 from phosd.engine.operations.resume import ResumeOptions, resume
 from phosd.engine.operations.suspend import SuspendOptions, suspend
 from phosd.engine.program.process import has_only_nvml
@@ -55,6 +56,20 @@ def pids(target: Target, states: tuple[str, ...]) -> dict[int, str]:
     found = [target.pid, *sorted(children(target.pid))]
     assert len(found) == len(states)
     return dict(zip(found, states, strict=True))
+
+
+def test_its_memory_is_kept_between_jobs(
+    node: Node, start: Starter, nvml: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The launcher has none, and phosd need not know what it frees: nothing is copied again."""
+    monkeypatch.setattr(HookLink, "rehome", lambda *_: pytest.fail("all of it has been copied"))
+    target = started(start, ("nvml", "nothing", "context"), nvml)
+    save(node, target, "concurrent")
+    image = save(node, target, "concurrent")
+    original = target.more_steps(AFTER)
+    target.kill()
+    check(bring_back(node, target, image.id), target.values() | original, {})
+    save(node, target, "concurrent")
 
 
 @pytest.mark.parametrize("states", TREES, ids="-".join)

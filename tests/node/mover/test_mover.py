@@ -131,6 +131,21 @@ def test_digests_are_the_cpus(program: Owner, mover: Mover, store: Store) -> Non
     assert mover.digest([]) == {}
 
 
+def test_what_differs_is_counted_by_samples(program: Owner, mover: Mover) -> None:
+    """Four chunks of one value, wherever they are; three of others; one that is half of each."""
+    sizes = [6 * CHUNK, 2 * CHUNK]
+    descriptors = program.create(sizes)
+    mover.adopt([(10 + i, size, descriptors[i]) for i, size in enumerate(sizes)])
+    for fd in descriptors:
+        os.close(fd)
+    chance = random.Random(3)
+    program.write(0, b"\7" * (3 * CHUNK) + chance.randbytes(3 * CHUNK))
+    program.write(1, b"\7" * (CHUNK + CHUNK // 2) + chance.randbytes(CHUNK // 2))
+    assert mover.count_different([10]) == 4
+    assert mover.count_different([10, 11]) == 5
+    assert mover.count_different([]) == 0
+
+
 def test_what_is_saved_comes_back(program: Owner, mover: Mover, store: Store) -> None:
     data = contents()
     with filled(program, mover, data):

@@ -156,7 +156,7 @@ def test_what_other_images_have_needs_no_room(
     assert check_space(node, group, "stop").room == 3 * RECORD
     with node.store.begin(1000) as writer:
         writer.claim(4)
-        writer.room = 6 * RECORD
+        writer.limit(6 * RECORD)
         writer.claim(2)
         with pytest.raises(OutOfSpace, match=r"has 0\.01 GB that no other image"):
             writer.claim(1)

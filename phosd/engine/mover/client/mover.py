@@ -193,6 +193,12 @@ class Mover:
         answer, _ = self._on_gpu.ask(wire.Digest(list(keys)), wire.Digests)
         return {key: split(blob) for key, blob in answer.blocks}
 
+    def count_different(self, keys: Iterable[int]) -> int:
+        """Estimate how many chunks of these blocks differ from all before them. Programs may run
+        and write them; no kernel is run.
+        """
+        return self._on_gpu.ask(wire.Sample(list(keys)), wire.Sampled)[0].different
+
     def save(
         self,
         digests: Mapping[int, Sequence[bytes]],

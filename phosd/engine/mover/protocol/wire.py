@@ -17,7 +17,7 @@ import msgspec
 from phosd.engine.image.manifest import ChunkRef
 from phosd.engine.system.procfs import ProcessId
 
-VERSION = 2
+VERSION = 3
 """Rises with every change of these messages or of what they mean. An engine works with movers of
 its own version only. What a visitor says and hears stays the same, so that memory which any mover
 guards can be brought back.
@@ -98,6 +98,12 @@ class Drop(Message, frozen=True):
 
 class Digest(Message, frozen=True):
     """Hash every chunk of these blocks."""
+
+    keys: list[int]
+
+
+class Sample(Message, frozen=True):
+    """Count the chunks of these blocks that differ from all others, by samples."""
 
     keys: list[int]
 
@@ -266,6 +272,12 @@ class Digests(Message, frozen=True):
     blocks: list[tuple[int, bytes]]
 
 
+class Sampled(Message, frozen=True):
+    """So many chunks differ from all before them, as far as samples tell."""
+
+    different: int
+
+
 class Stored(Message, frozen=True):
     """The places of the chunks, and the (key, index) that differ from the digests of the stop."""
 
@@ -337,6 +349,7 @@ Request = (
     | CreateTogether
     | Drop
     | Digest
+    | Sample
     | Save
     | Drain
     | Copy
@@ -354,6 +367,7 @@ Reply = (
     | Failed
     | Moved
     | Digests
+    | Sampled
     | Stored
     | Copied
     | Dropped

@@ -9,6 +9,7 @@ created meanwhile: those that are there are filled.
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from phosd.engine.digest import SIZE
 from phosd.engine.faults import Point, point
@@ -71,13 +72,40 @@ def load(transfer: Transfer, request: Load, descriptors: Sequence[int]) -> None:
                     workers.submit(fetch, batch)
         with gpu.streams.lent(1) as (stream,):
             for chunk in stored.values():
-                for address in chunk.addresses[1:]:
-                    size = chunk.ref.length
-                    call("cuMemcpyDtoDAsync", address, chunk.addresses[0], size, stream)
+                _repeat(chunk, stream)
         transfer.report(sum(c.ref.length * (len(c.addresses) - 1) for c in stored.values()))
     finally:
         close_all(direct)
     _compare(gpu, request)
+
+
+def _repeat(chunk: _Chunk, stream: Any) -> None:
+    """Copy a chunk from its first place to its others. Where these follow one another, what is
+    there is doubled: memory that nobody has written is one chunk many thousand times.
+    """
+    first, *others = chunk.addresses
+    length = chunk.ref.length
+    for start, count in _rows(others, length):
+        call("cuMemcpyDtoDAsync", start, first, length, stream)
+        done = 1
+        while done < count:
+            more = min(done, count - done)
+            call("cuMemcpyDtoDAsync", start + done * length, start, more * length, stream)
+            done += more
+
+
+def _rows(addresses: Sequence[int], length: int) -> Iterator[tuple[int, int]]:
+    """Yield the places that follow one another, ``length`` bytes apart, as (first, number)."""
+    start, count = 0, 0
+    for address in addresses:
+        if count and address == start + count * length:
+            count += 1
+            continue
+        if count:
+            yield start, count
+        start, count = address, 1
+    if count:
+        yield start, count
 
 
 def _arriving(

@@ -15,6 +15,7 @@ from phosd.engine.mover.worker.guarded import GuardedMemory
 from phosd.engine.mover.worker.load import load
 from phosd.engine.mover.worker.pinned_packs import PinnedPacks
 from phosd.engine.mover.worker.ring import Ring
+from phosd.engine.mover.worker.sample import count_different
 from phosd.engine.mover.worker.save import save
 from phosd.engine.mover.worker.transfer import Transfer, close_all
 from phosd.errors import Internal, PhosError
@@ -116,6 +117,9 @@ class Server:
                 point(Point.MOVER_DIGEST)
                 blobs = gpu.digest(request.keys)
                 return wire.Digests(list(zip(request.keys, blobs, strict=True))), []
+            case wire.Sample():
+                different = count_different(gpu, self._transfer.ring, request.keys)
+                return wire.Sampled(different), []
             case wire.Save():
                 return save(self._transfer, request, descriptors), []
             case wire.Copy():
@@ -168,7 +172,7 @@ class Server:
 def _used(request: wire.Message) -> list[int]:
     """Return the keys of blocks that must not be dropped during the request."""
     match request:
-        case wire.Digest():
+        case wire.Digest() | wire.Sample():
             return request.keys
         case wire.Save() | wire.Load():
             return [key for key, _ in request.blocks]

@@ -10,9 +10,14 @@ from phosd.engine.criu.dump.check import check as preflight_check
 from phosd.engine.criu.dump.dump import DumpOptions
 from phosd.engine.criu.dump.dumps import CpuParts
 from phosd.engine.image.manifest import Block, Manifest
+from phosd.engine.image.writer import MemoryTierFull
 from phosd.engine.job.progress import Progress
 from phosd.engine.node.node import Node
-from phosd.engine.operations.admission import check_space, require_room_elsewhere
+from phosd.engine.operations.admission import (
+    bytes_to_store,
+    check_space,
+    require_room_elsewhere,
+)
 from phosd.engine.operations.checkpoint.attempt import Attempt, EndedUnasked
 from phosd.engine.operations.checkpoint.by_driver import by_driver
 from phosd.engine.operations.checkpoint.choose_mode import Choice, choose
@@ -82,7 +87,8 @@ def checkpoint(node: Node, pid: int, options: CheckpointOptions, progress: Progr
 class _Checkpoint:
     """One checkpoint of ``group``: attempts in one mode after another, until no guess is wrong.
 
-    An attempt during which a worker ended is repeated a few times.
+    An attempt during which a worker ended is repeated a few times, and one that needed more memory
+    than was expected once, on the disk.
     """
 
     node: Node
@@ -93,10 +99,10 @@ class _Checkpoint:
 
     def run(self, choice: Choice) -> Manifest:
         """Make the image in the chosen mode, or after a wrong guess in one that guesses less."""
-        repeated = 0
+        repeated, estimated = 0, True
         while True:
             try:
-                return self._make_image(choice)
+                return self._make_image(choice, estimated=estimated)
             except MisSpeculation as wrong:
                 if self.options.fallback == "none" or choice.mode == _LADDER[-1]:
                     raise
@@ -107,23 +113,31 @@ class _Checkpoint:
                     raise
                 repeated += 1
                 self.progress.note(f"tried again: {ended.what}")
+            except MemoryTierFull as full:
+                estimated = False
+                self.progress.note(f"tried again: {full.what}")
             self.progress.phase("prepare")
 
-    def _make_image(self, choice: Choice) -> Manifest:
+    def _make_image(self, choice: Choice, *, estimated: bool) -> Manifest:
         node, group, options = self.node, self.group, self.options
         points = SafePoints(
             group, options, node.config.callback_deadline, self.progress, options.wish
         )
         # Before anything is held that others may wait for.
         with points.reached():
-            manifest = self._save(choice)
+            manifest = self._save(choice, estimated=estimated)
         if options.then != "end":
             points.saved(options.then, options.name)
         return manifest
 
-    def _save(self, choice: Choice) -> Manifest:
+    def _save(self, choice: Choice, *, estimated: bool) -> Manifest:
+        """Make the image. ``estimated``: expect that only what differs has to be stored."""
         node, group, parent, progress = self.node, self.group, self.parent, self.progress
-        needs = check_space(node, group, choice.mode, self.options.limits)
+        in_use = bytes_in_use(group)
+        require_room_elsewhere(in_use)
+        node.movers.begin(in_use)
+        to_store = bytes_to_store(node, group) if estimated and choice.mode != "driver" else None
+        needs = check_space(node, group, choice.mode, self.options.limits, to_store)
         owner = group.owner
         standing = Standing(node.stopped, progress)
         with (
@@ -146,14 +160,9 @@ class _Checkpoint:
             writer.reserve(needs.cpu + max(0, needs.gpu - writer.shareable_bytes))
             if node.store.memory not in (None, writer.tier):
                 progress.note("written to the disk at once: the memory tier has no room for it")
-            writer.room = needs.room
-            node.store.spares.preallocate(
-                needs.gpu if needs.room is None else max(0, needs.gpu - writer.shareable_bytes),
-                writer.tier,
-            )
-            in_use = bytes_in_use(group)
-            require_room_elsewhere(in_use)
-            node.movers.begin(in_use)
+            writer.limit(needs.room)
+            shared = 0 if needs.fits else writer.shareable_bytes
+            node.store.spares.preallocate(max(0, needs.gpu - shared), writer.tier)
             kept = tuple(map(node.movers.mover, sorted(in_use)))
             publication = Publication(
                 node, group, choice, in_use, parent, writer, cpu, progress, self.options

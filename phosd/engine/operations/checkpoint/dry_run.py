@@ -7,7 +7,7 @@ from phosd.engine.criu.dump import landlock
 from phosd.engine.job.checks import Finding, findings
 from phosd.engine.job.progress import Progress
 from phosd.engine.node.node import Node
-from phosd.engine.operations.admission import check_space
+from phosd.engine.operations.admission import bytes_to_store, check_space
 from phosd.engine.operations.checkpoint.checkpoint import (
     dumpable,
     require_alone_if_shared,
@@ -17,7 +17,7 @@ from phosd.engine.operations.checkpoint.choose_mode import choose
 from phosd.engine.operations.checkpoint.options import CheckpointOptions
 from phosd.engine.program.discovery import discover_group
 from phosd.engine.program.group import CheckpointGroup
-from phosd.errors import PhosError
+from phosd.errors import OutOfSpace, PhosError
 
 
 def try_checkpoint(
@@ -61,7 +61,14 @@ def _mode_and_room(node: Node, group: CheckpointGroup, options: CheckpointOption
         return [Finding("mode", error)]
 
     def room() -> str:
-        needs = check_space(node, group, choice.mode, options.limits)
+        try:
+            needs = check_space(node, group, choice.mode, options.limits)
+        except OutOfSpace:
+            if choice.mode == "driver":
+                raise
+            # Not before: it takes a mover, which takes some of the GPU.
+            to_store = bytes_to_store(node, group)
+            needs = check_space(node, group, choice.mode, options.limits, to_store)
         return f"about {(needs.cpu + needs.gpu) / 1e9:.1f} GB"
 
     why = f"{choice.mode}: {choice.why}" if choice.why else choice.mode
