@@ -17,7 +17,8 @@ from phosd.engine.image.manifest import (
     Tree,
 )
 from phosd.engine.image.packs import HEADER, header_fields, record_size
-from phosd.engine.image.store import ExpectedSize, ImageWriter, Store
+from phosd.engine.image.store import ImageWriter, Store
+from phosd.engine.image.tier import ExpectedSize
 from phosd.engine.image.writer import Pack
 
 GPU = Gpu(0, "GPU-00000000-0000-4000-8000-000000000000", "PHOS software GPU", 1 << 31)

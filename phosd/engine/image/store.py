@@ -30,7 +30,6 @@ import os
 import shutil
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from phosd.engine.faults import Point, point
@@ -48,7 +47,7 @@ from phosd.engine.image.reader import (
     read_manifest,
 )
 from phosd.engine.image.spares import SparePacks
-from phosd.engine.image.tier import MANIFEST, MemoryTier, Tier
+from phosd.engine.image.tier import MANIFEST, ExpectedSize, MemoryTier, Tier
 from phosd.engine.image.validate import valid_id
 from phosd.engine.image.write_back import PARTIAL, WriteBack
 from phosd.engine.image.writer import ImageWriter
@@ -57,21 +56,6 @@ from phosd.errors import Busy, ImageCorrupt, Internal, NoSuchImage, NotAuthorize
 __all__ = ["Image", "ImageWriter", "Store", "packs_of"]
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class ExpectedSize:
-    """The bytes that an image is going to take: CRIU's ``files``, and ``chunks``, which may become
-    as many as ``most``.
-    """
-
-    files: int
-    chunks: int
-    most: int = 0
-
-    @property
-    def total(self) -> int:
-        return self.files + self.chunks
 
 
 class Store(StoreFolder):

@@ -5,6 +5,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from phosd.engine.image import private_files
@@ -18,6 +19,21 @@ _BLOCK = 512
 """Bytes of a block of ``stat``."""
 _LEFT_TO_OTHERS = 1 / 16
 """The share of the available memory that images leave: the kernel's figure is an estimate."""
+
+
+@dataclass(frozen=True)
+class ExpectedSize:
+    """The bytes that an image is going to take: CRIU's ``files``, and ``chunks``, which may become
+    as many as ``most``.
+    """
+
+    files: int
+    chunks: int
+    most: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.files + self.chunks
 
 
 class Tier:

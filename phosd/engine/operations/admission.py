@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
 from phosd.engine.image.manifest import CHUNK, Manifest
-from phosd.engine.image.store import ExpectedSize
+from phosd.engine.image.tier import ExpectedSize
 from phosd.engine.memory import reservation
 from phosd.engine.node.gpus import GpuInfo, list_gpus, used_by
 from phosd.engine.node.node import Node

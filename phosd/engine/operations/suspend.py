@@ -108,11 +108,7 @@ def suspend(node: Node, pid: int, options: SuspendOptions, progress: Progress) -
         require_host_memory(contexts if parks else sum(needs.values()))
         kept = keepers(node, needs, progress)
         size = bytes_to_store(node, group) if parks else 0
-        where = place_for(node, options.where, size, contexts)
-        shelf = node.suspend_store.shelf(where)
-        room = _room(shelf, where, contexts)
-        writer = _begin(node, job, shelf, group.owner, options.limits, size)
-        writer.limit(room)
+        where, shelf, writer = _begin(node, job, group.owner, options, size, contexts)
         progress.check()
         progress.about_to_touch(group.affected)
         job.enter_context(explain_death(group, "suspension"))
@@ -313,17 +309,22 @@ def _require_place(where: str) -> None:
 
 
 def _begin(
-    node: Node, job: ExitStack, shelf: Store, owner: int, limits: DiskLimits, size: int
-) -> ImageWriter:
-    """Begin the image, with room for ``size`` bytes as far as the owner's quota goes."""
-    quota, before = limits.quota(owner), _taken(node, owner)
+    node: Node, job: ExitStack, owner: int, options: SuspendOptions, size: int, contexts: int
+) -> tuple[str, Store, ImageWriter]:
+    """Begin the image where there is room for ``size`` bytes (:func:`place_for`), as far as the
+    owner's quota goes. It may take more if there is room. Returns where, the store and the image.
+    """
+    where = place_for(node, options.where, size, contexts)
+    shelf = node.suspend_store.shelf(where)
+    quota, before = options.limits.quota(owner), _taken(node, owner)
     writer = job.enter_context(shelf.begin(owner))
+    writer.limit(_room(shelf, where, contexts))
     writer.reserve(size)
     if quota is not None:
         require_suspendable(quota, owner, size, before)
     job.callback(shelf.spares.drop)
     shelf.spares.preallocate(size)
-    return writer
+    return where, shelf, writer
 
 
 def _taken(node: Node, owner: int) -> int:

@@ -17,8 +17,8 @@ from phosd.engine.image import write_back as write_back_module
 from phosd.engine.image.manifest import CHUNK, Block, ChunkRef, Manifest, Tree
 from phosd.engine.image.packs import HEADER, RECORD, header_fields, record_size
 from phosd.engine.image.repack import compact
-from phosd.engine.image.store import ExpectedSize, Store
-from phosd.engine.image.tier import MemoryTier
+from phosd.engine.image.store import Store
+from phosd.engine.image.tier import ExpectedSize, MemoryTier
 from phosd.engine.image.verify import verify
 from phosd.engine.job.progress import Progress
 from phosd.engine.system import memory_mount
@@ -251,8 +251,8 @@ def test_a_note_goes_to_the_disk_with_its_image(store: Store, memory: Path) -> N
 WRITE = """
     import sys
     from pathlib import Path
-    from phosd.engine.image.store import ExpectedSize, Store
-    from phosd.engine.image.tier import MemoryTier
+    from phosd.engine.image.store import Store
+    from phosd.engine.image.tier import ExpectedSize, MemoryTier
     from phosd.engine.job.progress import Progress
     store = Store(Path(sys.argv[1]), memory=MemoryTier(Path(sys.argv[2]), 1 << 30))
     store.write_back.write(sys.argv[3], Progress())

@@ -13,8 +13,8 @@ from phosd.engine.digest import digest_buffer
 from phosd.engine.image.manifest import CHUNK, Block, ChunkRef, Manifest, Tree
 from phosd.engine.image.packs import RECORD
 from phosd.engine.image.repack import compact
-from phosd.engine.image.store import ExpectedSize, ImageWriter, Store, packs_of
-from phosd.engine.image.tier import MemoryTier
+from phosd.engine.image.store import ImageWriter, Store, packs_of
+from phosd.engine.image.tier import ExpectedSize, MemoryTier
 from phosd.engine.image.usage import SharedChunks, Usage
 from phosd.engine.image.verify import verify
 from phosd.engine.image.writer import Pack

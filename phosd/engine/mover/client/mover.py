@@ -186,18 +186,14 @@ class Mover:
         self._aside.ask(wire.Drop([key for key in keys if key not in self._dropped]), wire.Done)
 
     def digest(self, keys: Iterable[int]) -> dict[int, list[bytes]]:
-        """Return the digest of every chunk (2 MiB; the last may be shorter) of these blocks.
-
-        One launch hashes all of them at the speed of the memory.
-        """
+        """Return the digest of every chunk of these blocks, by one launch."""
         answer, _ = self._on_gpu.ask(wire.Digest(list(keys)), wire.Digests)
         return {key: split(blob) for key, blob in answer.blocks}
 
     def count_different(self, keys: Iterable[int]) -> int:
-        """Estimate how many chunks of these blocks differ from all before them. Programs may run
-        and write them; no kernel is run.
-        """
-        return self._on_gpu.ask(wire.Sample(list(keys)), wire.Sampled)[0].different
+        """Estimate how many chunks of these blocks differ from all before them. Runs no kernel."""
+        answer, _ = self._on_gpu.ask(wire.Sample(list(keys)), wire.Sampled)
+        return answer.different
 
     def save(
         self,

@@ -24,7 +24,8 @@ from phosd.engine.image.name import next_number
 from phosd.engine.image.portable import PortableImage, image_with, parsed
 from phosd.engine.image.sha256_hints import Sha256Hints
 from phosd.engine.image.signature import ALLOWED_SIGNERS, require_signed
-from phosd.engine.image.store import ExpectedSize, ImageWriter
+from phosd.engine.image.store import ImageWriter
+from phosd.engine.image.tier import ExpectedSize
 from phosd.engine.job.cancellation import Cancellation
 from phosd.engine.job.checks import Check, Finding, findings, require_all
 from phosd.engine.job.progress import Progress
