@@ -64,16 +64,22 @@ def end_of(daemon: subprocess.Popen[str]) -> int:
 
 def phos(bus: str, folder: Path, *words: str) -> list[dict[str, object]]:
     """A command of ``phos --json``, which must succeed; its lines."""
-    done = subprocess.run(
-        [sys.executable, "-m", "phosd.cli.main", "--json", "--bus", bus, *words],
+    done = phos_ended(bus, folder, "--json", *words)
+    assert done.returncode == 0, done.stdout + done.stderr + (folder / "phosd.log").read_text()
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def phos_ended(bus: str, folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
+    """A command of ``phos``, however it ends."""
+    return subprocess.run(
+        [sys.executable, "-m", "phosd.cli.main", "--bus", bus, *words],
         capture_output=True,
         text=True,
         timeout=120,
         env=os.environ
         | {"PHOS_RUNTIME_DIR": str(folder / "run"), "XDG_STATE_HOME": str(folder / "home")},
+        check=False,
     )
-    assert done.returncode == 0, done.stdout + done.stderr + (folder / "phosd.log").read_text()
-    return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 def clones_beside_it(bus: str, folder: Path, image: str, output: Path) -> None:

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from phosd.client import Client
 from tests.support.harness import PROGRAMS, alive, parse, wait_until
-from tests.system.service.test_end_to_end import phos, phosd
+from tests.system.service.test_end_to_end import phos, phos_ended, phosd
 
 _PATIENCE = 120.0
 """A checkpoint and a restore each take seconds, and more on a busy machine."""
@@ -78,10 +79,11 @@ def terminal(folder: Path, command: list[str]) -> Iterator[Terminal]:
 
 
 @contextmanager
-def program(bus: str, folder: Path) -> Iterator[tuple[int, Path]]:
+def program(bus: str, folder: Path, *options: str) -> Iterator[tuple[int, Path]]:
     """A program that computes on the software GPU, and where its output goes."""
     single = [sys.executable, str(PROGRAMS / "single.py"), "0"]
-    (started,) = phos(bus, folder, "run", "--gpu", "soft", "--detach", "--", *single)
+    words = ("--gpu", "soft", "--detach", *options, "--", *single)
+    (started,) = phos(bus, folder, "run", *words)
     pid, output = int(str(started["pid"])), Path(str(started["stdout"]))
     try:
         wait_until(lambda: len(parse(output.read_bytes())) > 3, "the program to compute")
@@ -132,6 +134,32 @@ def test_checkpoint_kill_and_restore_with_a_key_each(bus: str, tmp_path: Path) -
         shown.press("q")
         wait_until(shown.status, "phos-tui to end")
         assert shown.status() == "0\n", shown.screen()
+
+
+@pytest.mark.timeout(500)
+def test_a_restore_beside_its_program_is_refused_in_each_client(bus: str, tmp_path: Path) -> None:
+    """Its pids are free in the namespace that the restore would make."""
+    tui = [sys.executable, "-m", "phosd.tui.main", "--bus", bus]
+    with (
+        phosd(bus, tmp_path),
+        terminal(tmp_path, tui) as shown,
+        program(bus, tmp_path, "--name", "bert") as (pid, output),
+    ):
+        phos(bus, tmp_path, "checkpoint", "bert")
+        for words in (["bert", "--dry-run"], ["bert"]):
+            done = phos_ended(bus, tmp_path, "restore", *words)
+            assert done.returncode == 5, done.stdout + done.stderr
+            assert f"runs: pid {pid} (" in done.stdout + done.stderr
+        with Client(bus) as client:
+            (image,) = client.images()
+            (check,) = [each for each in client.try_restore(image.id) if each.error]
+            assert (check.what, check.error) == ("original", "Busy")
+        shown.press("3")
+        shown.shows("bert", "a restore needs that it has ended")
+        shown.press("r")
+        shown.shows("Restore", f"runs: pid {pid}")
+        steps = len(parse(output.read_bytes()))
+        wait_until(lambda: len(parse(output.read_bytes())) > steps, "the program to go on")
 
 
 @pytest.mark.timeout(500)

@@ -25,6 +25,7 @@ from phosd.engine.job.progress import Progress
 from phosd.engine.node.node import Node
 from phosd.engine.operations.admission import require_room_for_processes
 from phosd.engine.operations.restore.options import RestoreOptions
+from phosd.engine.operations.restore.original import require_ended
 from phosd.engine.program import driver_checkpoint
 from phosd.engine.program.driver_checkpoint import GpuPairs
 from phosd.errors import Internal, Reason, Unsupported
@@ -34,6 +35,7 @@ class CpuSide:
     """CRIU's part of a restore: one process tree after the other."""
 
     def __init__(self, node: Node, manifest: Manifest, options: RestoreOptions) -> None:
+        self._node = node
         self._criu = node.criu
         self._manifest = manifest
         output = Path(options.output) if options.output else None
@@ -108,10 +110,12 @@ class CpuSide:
             ) from error
 
     def admission(self) -> Iterator[Check]:
-        """Yield the checks that pids are free, and the owner may restore the trees; with these
-        begin those of their files.
+        """Yield the checks that the program has ended and pids are free, and the owner may restore
+        the trees; with these begin those of their files.
         """
         yield "pid namespaces", self._require_one_namespace
+        if self._options.clone is None and len(self.pids_here) < len(self._manifest.processes):
+            yield "original", partial(require_ended, self._node, self._manifest)
         if self._options.clone is not None:
             yield "host memory", partial(require_room_for_processes, self._manifest)
         for tree, files in zip(self._trees, self._files, strict=True):
