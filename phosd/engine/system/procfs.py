@@ -363,12 +363,12 @@ def descriptors(
 
 
 def mappings(pid: int) -> list[Mapping]:
-    """Return the mapped files of ``pid``, with devices and named memory."""
+    """Return the mapped files of ``pid``, with devices, named memory, and what is of uprobes."""
     text = (PROC / str(pid) / "maps").read_bytes().decode(errors="surrogateescape")
     found = []
     for line in text.split("\n"):
         words = line.split(None, 5)
-        if len(words) < 6 or words[5].startswith("["):
+        if len(words) < 6 or (words[5].startswith("[") and not words[5].startswith("[uprobes")):
             continue
         start, end = words[0].split("-")
         major, minor = words[3].split(":")

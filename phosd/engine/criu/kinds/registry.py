@@ -13,6 +13,7 @@ from phosd.engine.criu.kinds.named_files import NamedFiles
 from phosd.engine.criu.kinds.stand_ins import StandIns
 from phosd.engine.criu.kinds.terminals import Terminals
 from phosd.engine.criu.kinds.unix_sockets import UnixSockets
+from phosd.engine.criu.kinds.uprobes import Uprobes
 from phosd.engine.criu.run.part import CriuPart
 from phosd.engine.criu.run.tree_resources import TreeResources
 from phosd.engine.image.cpu_manifest import CpuDetails
@@ -24,6 +25,7 @@ KINDS: tuple[FileKind, ...] = (
     UnixSockets(),
     InternetSockets(),
     NamedFiles(),
+    Uprobes(),
 )
 
 
