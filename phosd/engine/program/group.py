@@ -13,7 +13,7 @@ from phosd.engine.hook_client.link import Hello, HookLink, HookState
 from phosd.engine.hook_client.listeners import Listeners
 from phosd.engine.job.affected import AffectedProcess, AffectedSet
 from phosd.engine.memory.exported import SHARED, ExportedBlock, distinct
-from phosd.engine.program import driver_checkpoint, process
+from phosd.engine.program import cuda_tools, driver_checkpoint, process
 from phosd.engine.program.stopped import StoppedProcesses
 from phosd.engine.program.tree import ProcessTree, TreeProcess
 from phosd.engine.system import procfs, stopped_state
@@ -218,6 +218,7 @@ class CheckpointGroup:
             if not process.uses_cuda(pid):
                 continue
             StoppedProcesses(self.runtime_dir).require_going(pid)
+            cuda_tools.require_none(pid)  # it may be stopped by the tool
             stopped_state.await_going(pid)  # frozen, it would not tell the driver either
             state = driver_checkpoint.state(pid)
             if state is None:

@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 from phosd.engine.hook_client.link import Hello, HookBlock, HookLink, HookState
 from phosd.engine.hook_client.places import hook_socket
-from phosd.engine.program import driver_checkpoint
+from phosd.engine.program import cuda_tools, driver_checkpoint
 from phosd.engine.program.name import name_of
 from phosd.engine.program.stopped import StoppedProcesses
 from phosd.engine.system import cuda, device_nodes, procfs
@@ -302,6 +302,9 @@ def describe(
     process = ProcessId(pid, stat.start_time)
     if state is driver_checkpoint.State.UNKNOWN:
         why = "the driver does not tell its state (see phosd's log)"
+        return _described(process, "unsupported", why, state.name)
+    if tool := cuda_tools.tool_in(pid):
+        why = f"it runs under {tool}, which the driver cannot save"
         return _described(process, "unsupported", why, state.name)
     if not ask_hook:
         return _described(process, "hooked", "a job works on it", state.name)

@@ -33,7 +33,6 @@ class TreeProcess:
     inheritable: int
     bounding: int
     seccomp: int
-    tracer: int
     threads: tuple[int, ...]
     affinity: dict[int, tuple[int, ...]]
     cgroup: str
@@ -237,7 +236,6 @@ def _read(pid: int) -> TreeProcess:
         inheritable=status.inheritable,
         bounding=status.bounding,
         seccomp=status.seccomp,
-        tracer=status.tracer,
         threads=threads,
         affinity={} if stat.dead else _affinity(threads),
         cgroup=_cgroup(pid),

@@ -23,7 +23,7 @@ def wait_for_dumps(processes: Collection[ProcessId], account: Account) -> None:
     end = time.monotonic() + _CRIU_SECONDS
     while waiting:
         dumped = roots_of_dumps()
-        waiting = {pid for pid in waiting if dumped & _line_of(pid) or procfs.traced(pid)}
+        waiting = {pid for pid in waiting if dumped & _line_of(pid) or procfs.tracer(pid)}
         if waiting and time.monotonic() > end:
             break
         if waiting:

@@ -130,7 +130,8 @@ def _error(name: str, status: Any, about: str) -> PhosError:
         "CUDA_ERROR_OUT_OF_MEMORY": (OutOfMemory, "free device memory and try again"),
         "CUDA_ERROR_NOT_SUPPORTED": (
             Unsupported,
-            "the process uses something that the driver cannot save",
+            "the process uses something that the driver cannot save, such as an active profiler"
+            " (CUPTI, as of torch.profiler): end that and try again",
         ),
         "CUDA_ERROR_NOT_READY": (Timeout, "the process did not reach a safe point; try again"),
         "CUDA_ERROR_OPERATING_SYSTEM": (  # docs/design/driver.md: a-restore-needs-memory

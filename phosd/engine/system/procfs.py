@@ -248,14 +248,14 @@ def own_id(thread: int) -> int:
     return _numbers(fields_of(PROC / str(thread) / "status"), "NSpid")[-1]
 
 
-def traced(pid: int) -> bool:
-    """Return whether a thread of the process is traced; False if the process has ended."""
+def tracer(pid: int) -> int:
+    """Return the process that traces a thread of ``pid``; 0 if none does, or it has ended."""
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         for thread in threads(pid):
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-                if status(thread).tracer:
-                    return True
-    return False
+                if found := status(thread).tracer:
+                    return found
+    return 0
 
 
 def ending(pid: int) -> bool:

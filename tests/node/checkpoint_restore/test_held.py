@@ -182,7 +182,7 @@ checkpoint(node, int(sys.argv[2]), CheckpointOptions(mode="driver"), Progress())
         fault = os.environ | {"PHOS_FAULT": f"{step}:kill"}
         done = subprocess.run(words, env=fault, stderr=said, timeout=60)
     assert done.returncode == -signal.SIGKILL, log.read_text()
-    wait_until(lambda: not procfs.traced(target.pid), "CRIU to let the program go")
+    wait_until(lambda: not procfs.tracer(target.pid), "CRIU to let the program go")
     with Node(NodeConfig(place / "state", place / "run")) as node:
         recover(target.pid, node.config.runtime_dir)
         assert driver_checkpoint.state(target.pid) is RUNNING
@@ -198,7 +198,7 @@ def test_the_driver_hangs(
     whole = driver_checkpoint.checkpoint
 
     def slow(pid: int) -> None:
-        wait_until(lambda: not procfs.traced(pid), "the deadline of the dump")
+        wait_until(lambda: not procfs.tracer(pid), "the deadline of the dump")
         whole(pid)
 
     monkeypatch.setattr(driver_checkpoint, "checkpoint", slow)

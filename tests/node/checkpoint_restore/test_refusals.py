@@ -1,15 +1,20 @@
 """What cannot be checkpointed is refused with a clear error, and nothing is lost."""
 
 import os
+import re
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from phosd.engine.job.progress import Progress
 from phosd.engine.node.node import Node
-from phosd.engine.operations.checkpoint import CheckpointOptions, checkpoint
+from phosd.engine.operations.checkpoint import CheckpointOptions, checkpoint, try_checkpoint
+from phosd.engine.operations.migrate import MigrateOptions, migrate
+from phosd.engine.operations.suspend import SuspendOptions, suspend
+from phosd.engine.system.native import hook_library
 from phosd.errors import Busy, NoSuchProcess, Reason, Unsupported
 from tests.node.checkpoint_restore.conftest import Starter
 from tests.node.checkpoint_restore.cycle import Undisturbed, computes_right
@@ -55,6 +60,55 @@ def test_landlock_rules(node: Node, start: Starter, undisturbed: Undisturbed) ->
     with pytest.raises(Unsupported, match="is under Landlock rules"):
         attempt(node, target.pid)
     assert node.store.list() == []
+    computes_right(target, undisturbed)
+
+
+@pytest.mark.parametrize(
+    ("library", "variable", "named"),
+    [
+        ("libsanitizer-collection.so", "", "compute-sanitizer"),
+        ("libcudadebugger.so.580.159.03", "", r"CUDA's debugger \(cuda-gdb\)"),
+        ("libcuda-injection.so", "", r"Nsight Compute \(ncu\)"),
+        ("libToolsInjection64.so", "", r"Nsight Systems \(nsys\)"),
+        ("mine.so", "CUDA_INJECTION64_PATH", r"the tool \S+/mine.so \(CUDA_INJECTION64_PATH\)"),
+    ],
+)
+def test_tools_of_cuda(
+    node: Node,
+    start: Starter,
+    undisturbed: Undisturbed,
+    tmp_path: Path,
+    library: str,
+    variable: str,
+    named: str,
+) -> None:
+    """The driver would refuse some of them once the program stands still."""
+    tool = tmp_path / library
+    subprocess.run(["gcc", "-shared", "-o", str(tool), "-xc", "/dev/null"], check=True)
+    loaded = {"LD_PRELOAD": f"{hook_library()}:{tool}"}
+    target = start("single", extra=loaded | ({variable: str(tool)} if variable else {}))
+    target.wait_for_steps(3)
+    (listed,) = [each for each in node.processes() if each.pid == target.pid]
+    assert listed.hook_state == "unsupported" and re.search(f"runs under {named}", listed.reason)
+    (found,) = try_checkpoint(node, target.pid, CheckpointOptions(), Progress())
+    for act in (
+        partial(attempt, node, target.pid),
+        partial(suspend, node, target.pid, SuspendOptions(), Progress()),
+        partial(migrate, node, target.pid, MigrateOptions(to="1"), Progress()),
+    ):
+        with pytest.raises(Unsupported, match=f"runs under {named}, which the driver") as refused:
+            act()
+        assert refused.value.reason == Reason.CUDA_TOOL
+        assert str(refused.value) == str(found.trouble)
+    computes_right(target, undisturbed)
+
+
+def test_an_injected_library_that_was_not_loaded_is_no_tool(
+    node: Node, start: Starter, undisturbed: Undisturbed
+) -> None:
+    target = start("single", extra={"CUDA_INJECTION64_PATH": "/nowhere/mine.so"})
+    target.wait_for_steps(3)
+    attempt(node, target.pid)
     computes_right(target, undisturbed)
 
 

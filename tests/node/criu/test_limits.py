@@ -203,25 +203,36 @@ def test_a_program_in_a_container_is_refused(life: Life) -> None:
         life.dump()
 
 
-def test_a_traced_program_is_refused_naming_its_tracer(life: Life) -> None:
-    life.start(COUNTER)
+@pytest.mark.parametrize("stopped", [False, True])
+@pytest.mark.parametrize("first", [True, False])
+def test_a_traced_program_is_refused_naming_its_tracer(
+    life: Life, *, first: bool, stopped: bool
+) -> None:
+    """As of strace and debuggers, which may hold any one of its threads, or stop it."""
+    sleeper = "import threading, time\nthreading.Thread(target=time.sleep, args=(1000,)).start()\n"
+    life.start(sleeper + COUNTER)
     life.counts_on()
+    thread = min(procfs.threads(life.pid)) if first else max(procfs.threads(life.pid))
     attached, done = os.pipe(), os.pipe()
     tracer = os.fork()
     if tracer == 0:
-        ctypes.CDLL(None).ptrace(0x4206, life.pid, None, None)  # PTRACE_SEIZE
+        ptrace = ctypes.CDLL(None).ptrace
+        ptrace(0x4206, thread, None, None)  # PTRACE_SEIZE
+        if stopped:
+            ptrace(0x4207, thread, None, None)  # PTRACE_INTERRUPT
         os.write(attached[1], b"x")
         os.read(done[0], 1)
         os._exit(0)
     os.read(attached[0], 1)
     try:
-        with pytest.raises(Unsupported, match=rf"is being traced by pid {tracer}"):
+        with pytest.raises(Unsupported, match=rf"is being traced by pid {tracer} \(.*\(detach"):
             life.dump()
     finally:
         os.write(done[1], b"x")
         os.waitpid(tracer, 0)
         for end in (*attached, *done):
             os.close(end)
+    assert in_order(life.counts_on())
 
 
 def test_pids_that_are_no_programs(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -102,7 +102,7 @@ def test_lost_before(
         dump = pool.submit(life.dump, progress, deadline=SOON)
         with pytest.raises(TimeoutError):
             dump.result(4 * SOON)
-        assert procfs.traced(life.pid)
+        assert procfs.tracer(life.pid)
         assert progress.stuck, "nobody else's job waits for its place"
         far[1].answer()
         with pytest.raises(Timeout, match="waited for a file system that did not answer"):

@@ -93,7 +93,7 @@ def test_all_are_held_at_once(criu: Criu, pair: list[Life], tmp_path: Path) -> N
         assert [dumped.root.pid for dumped in parts.trees] == [life.pid for life in pair]
         for life in pair:
             life.counts_on()
-            assert not procfs.traced(life.pid)
+            assert not procfs.tracer(life.pid)
 
 
 @pytest.mark.parametrize("how", ["raises", "cancelled", "killed", "names no thread"])
@@ -113,7 +113,7 @@ def test_one_fails(how: str, criu: Criu, pair: list[Life], tmp_path: Path) -> No
             tracer = procfs.status(pair[1].pid).tracer
             assert is_criu(tracer)
             os.kill(tracer, signal.SIGKILL)
-            wait_for(lambda: not procfs.traced(pair[1].pid))
+            wait_for(lambda: not procfs.tracer(pair[1].pid))
 
     def bring_back() -> None:
         first = {pair[0].pid: runs[pair[0].pid]}
@@ -125,7 +125,7 @@ def test_one_fails(how: str, criu: Criu, pair: list[Life], tmp_path: Path) -> No
             parts.dump_around(DriverWork(lambda: runs, fail, bring_back), job)
         assert brought_back == [True], "the first was not held any more"
     for life in pair:
-        assert not procfs.traced(life.pid)
+        assert not procfs.tracer(life.pid)
         life.counts_on()
 
 

@@ -25,7 +25,7 @@ def unlocked_when_free(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def unlocking(pid: int) -> None:
         found = [thread for each in procfs.threads(pid) if (thread := procfs.stat(each))]
-        assert not any(thread.stopped for thread in found) and not procfs.traced(pid)
+        assert not any(thread.stopped for thread in found) and not procfs.tracer(pid)
         unlock(pid)
 
     monkeypatch.setattr(driver_checkpoint, "unlock", unlocking)

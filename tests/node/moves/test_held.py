@@ -46,7 +46,7 @@ def test_there_and_back(node: Node, start: Starter, undisturbed: Undisturbed) ->
     for gpu in (1, 0, 1):
         migrate(node, target.pid, MigrateOptions(moved_to(gpu)), Progress())
         target.more_steps(1)
-    assert not procfs.traced(target.pid)
+    assert not procfs.tracer(target.pid)
     computes_right(target, undisturbed)
 
 
@@ -87,7 +87,7 @@ def test_only_one_thread_runs(counting: subprocess.Popen[str]) -> None:
             pass
         assert states()[first] == "t"
     assert "t" not in states().values()
-    assert not procfs.traced(pid)
+    assert not procfs.tracer(pid)
     assert counting.stdout is not None
     before = int(counting.stdout.readline())
     wait_until(lambda: int(counting.stdout.readline()) > before, "its threads to run")  # type: ignore[union-attr]

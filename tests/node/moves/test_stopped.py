@@ -111,7 +111,7 @@ def free_again(node: Node, target: Target, undisturbed: Undisturbed) -> None:
     """It computes on, and nothing knows it as stopped or suspended."""
     computes_right(target, undisturbed)
     assert not node.suspended.all() and not node.stopped.living()
-    assert not procfs.traced(target.pid) and "T" not in states(target.pid)
+    assert not procfs.tracer(target.pid) and "T" not in states(target.pid)
 
 
 def killed_engine(place: Path, target: Target, action: str, fault: str) -> None:
@@ -127,7 +127,7 @@ def killed_engine(place: Path, target: Target, action: str, fault: str) -> None:
 def test_away_and_back(node: Node, target: Target, undisturbed: Undisturbed) -> None:
     suspend(node, target.pid, SuspendOptions(), Progress())
     assert listed(node, target)[0] == "suspended"
-    assert asleep(target.pid) and not procfs.traced(target.pid)
+    assert asleep(target.pid) and not procfs.tracer(target.pid)
     assert not [each for each in stranded(node.config.runtime_dir) if each.pid == target.pid]
     with pytest.raises(Busy, match="is suspended"):
         bring_back(target.pid, node.config.runtime_dir)
@@ -358,7 +358,7 @@ def test_one_thread_runs_out_of_a_group_stop(
     with stopped.stopping({pid: runs}):
         assert answers(starting) and answers(starting)
     for _ in range(2):
-        assert asleep(pid) and stopped_state.stands_still(pid) and not procfs.traced(pid)
+        assert asleep(pid) and stopped_state.stands_still(pid) and not procfs.tracer(pid)
         with stopped.restore_threads_run([pid]):
             assert answers(starting) and not stopped_state.stands_still(pid)
     assert stopped.let_go([pid]) == [pid] and not stopped.living()

@@ -47,7 +47,7 @@ def test_one_of_another_boot_or_with_the_pid_of_a_dead_one(
     with pytest.raises(Busy, match="by a signal"):
         register.require_going(stopped)
     with register.restore_threads_run([stopped]):
-        assert not procfs.traced(stopped)
+        assert not procfs.tracer(stopped)
     found = procfs.stat(stopped)
     assert found is not None and found.state == "T"
     register.forget_the_dead()

@@ -41,7 +41,6 @@ def _process(
         inheritable=inheritable,
         bounding=bounding,
         seccomp=0,
-        tracer=0,
         threads=(pid,),
         affinity={},
         cgroup="",

@@ -246,7 +246,7 @@ class Dump:
 
     def _released(self) -> bool:
         """Return whether CRIU no longer traces any thread of the tree."""
-        return not any(procfs.traced(process.pid) for process in self._tree.living)
+        return not any(procfs.tracer(process.pid) for process in self._tree.living)
 
     def refuse(self) -> None:
         """Make CRIU give up at its next question; from any thread."""

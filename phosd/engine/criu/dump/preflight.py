@@ -90,8 +90,9 @@ def _refuse(tree: ProcessTree, reasons: Sequence[str]) -> None:
 def _of_processes(tree: ProcessTree, home: dict[str, str], *, frozen: bool) -> Iterator[str]:
     for process in tree.living:
         name = procfs.describe(process.pid)
-        if process.tracer and not frozen:
-            yield f"{name} is being traced by {unkillable_reads.describe(process.tracer)}"
+        if not frozen and (tracer := procfs.tracer(process.pid)):
+            debugger = unkillable_reads.describe(tracer)
+            yield f"{name} is being traced by {debugger} (detach that debugger)"
         foreign = []
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
             foreign = [

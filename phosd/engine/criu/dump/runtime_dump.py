@@ -119,4 +119,4 @@ class RuntimeDump:
 
 def is_held(pid: int) -> bool:
     """Return whether CRIU, or the runtime, has not let a process go."""
-    return procfs.traced(pid) or stopped_state.is_still(pid)
+    return procfs.tracer(pid) != 0 or stopped_state.is_still(pid)
