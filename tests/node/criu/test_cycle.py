@@ -8,6 +8,8 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +18,7 @@ from phosd.engine.criu.dump.dump import Dump, DumpOptions
 from phosd.engine.criu.restore import restore as criu_restore
 from phosd.engine.criu.restore import restore as restore_module
 from phosd.engine.criu.restore.options import TreeRestoreOptions
+from phosd.engine.hook_client.places import hooks_folder
 from phosd.engine.job.progress import Progress
 from phosd.engine.program import tree
 from phosd.engine.recovery import dumps
@@ -107,13 +110,47 @@ def test_a_restored_program_can_be_saved_again(life: Life) -> None:
     assert in_order(life.counts_on())
 
 
-def test_threads_run_on_the_cpus_they_were_given(life: Life) -> None:
-    last = max(os.sched_getaffinity(0))
-    life.start(COUNTER)
+ON_THEIR_CPUS = """
+import os, threading
+def keeps(cpu):
+    os.sched_setaffinity(0, {cpu})
+    while os.sched_getaffinity(0) == {cpu}:
+        pass
+    os.write(2, b"lost\\n")
+    os._exit(3)
+cpus = sorted(os.sched_getaffinity(0))
+for number in range(4):
+    threading.Thread(target=keeps, args=(cpus[-1 - number % 2],), daemon=True).start()
+"""
+
+
+@pytest.mark.parametrize(("uid", "nested"), [(0, False), (USER, True)])
+def test_threads_are_never_on_other_cpus_than_they_were_given(
+    lives: Callable[[int], Life], tmp_path: Path, uid: int, *, nested: bool
+) -> None:
+    """They look all the time, and so from the first moment after the restore on."""
+    life = lives(uid)
+    errors = life.home / "errors"
+    with errors.open("ab") as stderr:
+        os.fchown(stderr.fileno(), uid, uid)
+        life.start(ON_THEIR_CPUS + COUNTER, stderr=stderr)
+
+    def affinities(pid: int) -> list[list[int]]:
+        return sorted(sorted(os.sched_getaffinity(each)) for each in procfs.threads(pid))
+
+    wait_for(lambda: [len(each) for each in affinities(life.pid)].count(1) >= 4)
     life.counts_on()
-    os.sched_setaffinity(life.pid, {last})
-    life.again()
-    assert os.sched_getaffinity(life.pid) == {last}
+    given = affinities(life.pid)
+    if nested:
+        life.criu = replace(life.criu, runtime_dir=tmp_path)
+        hooks_folder(tmp_path).mkdir()
+    life.dump()
+    life.kill()
+    for _ in range(2):
+        restored = life.restore(pid_namespace=nested)
+        assert in_order(life.counts_on())
+        assert (affinities(restored.pid), errors.read_bytes()) == (given, b"")
+        restored.abandon()
 
 
 @pytest.mark.parametrize("uid", [0, USER])

@@ -1,7 +1,6 @@
 """Restore a process tree with CRIU, as its owner. A failed restore leaves everything as it was."""
 
 import contextlib
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from phosd.engine.criu.images.rights import TO_RESTORE, Rights
 from phosd.engine.criu.kinds import registry
 from phosd.engine.criu.kinds.kind import Restoring
 from phosd.engine.criu.restore.admission import require_free
+from phosd.engine.criu.restore.affinities import Affinities
 from phosd.engine.criu.restore.bounding_sets import with_full_sets
 from phosd.engine.criu.restore.driver_phase import DriverPhase, HeldRestore
 from phosd.engine.criu.restore.inherited_stdio import RestoredStdio
@@ -32,7 +32,6 @@ from phosd.engine.criu.run.invocation import Invocation
 from phosd.engine.criu.run.owned_processes import end, restore_mark
 from phosd.engine.criu.run.part import CriuPart, Parts
 from phosd.engine.criu.run.program import Criu
-from phosd.engine.image.manifest import Process
 from phosd.engine.job.cancellation import Cancellation
 from phosd.engine.program import namespace_maker
 from phosd.engine.program.namespace_maker import NamespaceMaker
@@ -122,11 +121,10 @@ def restore_tree(
             made.end()
             files.undo()
             raise
-        restored, there = _restored(tree, made, files, namespace)
+        restored = _restored(tree, made, files, namespace)
     try:
         _require_alive(restored.pid)
         audit.note_other(restored.pid, _loginuid(tree))
-        _set_affinities(there, restored.ids)
     except BaseException:
         restored.abandon()
         raise
@@ -140,14 +138,14 @@ def _namespace_for(criu: Criu, tree: SavedTree, options: TreeRestoreOptions) -> 
 
 def _restored(
     tree: SavedTree, made: RestoredProcesses, files: TreeFiles, namespace: NamespaceMaker | None
-) -> tuple[Restored, Sequence[Process]]:
-    """Return the tree that CRIU has made, and its saved processes that are there."""
+) -> Restored:
+    """Return the tree that CRIU has made."""
     ids = made.ids()
-    there = made.found(ids)
-    known = frozenset(filter(None, (procfs.process_id(ids[each.pid]) for each in there)))
+    there = (procfs.process_id(ids[each.pid]) for each in made.found(ids))
+    known = frozenset(filter(None, there))
     place = namespace.namespace if namespace is not None else None
     root = ids.get(tree.record.root, 0)
-    return Restored(root, ids, files, known, place, time.monotonic()), there
+    return Restored(root, ids, files, known, place, time.monotonic())
 
 
 def rehearse_tree(
@@ -260,6 +258,7 @@ class _Run:
         yield from registry.restore_parts(Restoring(details, tree.folder, owner, options.rehearsed))
         yield ParallelPageLoader(self.spared, self.made, owner, TO_RESTORE)
         yield _AwaitCaller(complete, watched=not options.rehearsed)
+        yield Affinities(self.made)
         yield rights
         if driver is not None:
             yield DriverPhase(driver, options.deadline, self.made, rights.require)
@@ -311,18 +310,3 @@ def _require_alive(root: int) -> None:
         raise Internal(
             f"the restored program (pid {root}) ended at once", hint="its own log may say why"
         )
-
-
-def _set_affinities(processes: Sequence[Process], ids: Mapping[int, int]) -> None:
-    """Restore on which CPUs threads may run, which CRIU does not."""
-    everywhere = set(range(os.cpu_count() or 1))
-    for process in processes:
-        theirs: tuple[int, ...] = ()
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended since
-            theirs = procfs.threads(ids[process.pid])
-        for thread, cpus in process.affinity.items():
-            if ids.get(thread) not in theirs:
-                continue
-            present = set(cpus) & everywhere
-            with contextlib.suppress(ProcessLookupError):  # the thread has ended since
-                os.sched_setaffinity(ids[thread], present or everywhere)
