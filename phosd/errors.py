@@ -65,6 +65,8 @@ class Reason(enum.StrEnum):
     """The GPU reports no figures."""
     DRIVER_STATE = "driver-state"
     """The driver holds the process in another state, or another tool has it."""
+    UNSAFE_DRIVER = "unsafe-driver"
+    """The checkpoint of this release of the driver is known to end programs."""
     CUDA_TOOL = "cuda-tool"
     """A debugger, profiler or checker of CUDA is in the process."""
     DRIVER_REFUSES = "driver-refuses"

@@ -102,6 +102,11 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     analysis_cache: Annotated[
         LargeSize, about("Most disk space for what was found. The least recently used goes first.")
     ] = 256 << 20
+    allow_unsafe_driver: Annotated[
+        Truth,
+        about("""Whether programs are saved, suspended and moved by a release of the NVIDIA driver
+            that is known to end some of them meanwhile; `phos doctor` names it."""),
+    ] = False
     callback_deadline: Annotated[
         Duration,
         Meta(ge=0.1, title="a duration of at least 0.1 s"),

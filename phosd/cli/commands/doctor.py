@@ -23,6 +23,7 @@ from phosd.engine.analysis.code.tools import Tool, find
 from phosd.engine.criu.probe import probe
 from phosd.engine.criu.run.program import INSTALL_HINT, Criu
 from phosd.engine.node import gpus
+from phosd.engine.node.known_drivers import SETTING, defect_of
 from phosd.engine.recovery.stranded import stranded
 from phosd.engine.system import cuda
 from phosd.engine.system.native import digest_library, hook_library, softgpu_folder
@@ -145,11 +146,25 @@ def _gpu() -> list[Finding]:
             Finding("driver", "error", f"the driver speaks {text}", "install driver r580 or newer")
         ]
     else:
-        findings = [_ok("driver", text)]
+        findings = [_release(text)]
     for gpu in found:
         memory = human_bytes(gpu.memory_total)
         findings.append(_ok("gpu", f"{gpu.ordinal}: {gpu.name}, {memory}, {gpu.uuid}"))
     return findings
+
+
+def _release(text: str) -> Finding:
+    """Tell the driver's release, of which it may be known that it ends programs."""
+    release = gpus.driver_release()
+    if (defect := defect_of(release)) is None:
+        return _ok("driver", f"{release}, {text}")
+    return Finding(
+        "driver",
+        "error",
+        f"{release}, {text}: {defect.what} ({defect.source}), so programs are neither saved nor "
+        "moved",
+        f"install another release; `{SETTING} = true` in phosd.toml has this one used all the same",
+    )
 
 
 def _criu() -> Finding:

@@ -52,6 +52,17 @@ def list_gpus() -> list[GpuInfo]:
         ]
 
 
+def driver_release() -> str:
+    """Return the release of the NVIDIA driver, such as ``580.159.03``; empty for the software
+    GPU's.
+    """
+    if cuda.is_software():
+        return ""
+    with _lock:
+        _start_nvml()
+        return _text(pynvml.nvmlSystemGetDriverVersion())
+
+
 def used_by(pid: int) -> dict[int, int]:
     """Return the device memory of a process in bytes, by the GPU's ordinal, as far as NVML knows.
 

@@ -46,6 +46,8 @@ class NodeConfig:
     """A folder in memory for suspended programs' device memory; None for one of the node's own."""
     callback_deadline: float = 60.0
     """Seconds that a program has to come to a safe point, if a request does not say."""
+    allow_unsafe_driver: bool = False
+    """Whether to use a driver whose checkpoint is known to end programs."""
     memory_tier: int = 0
     """Host memory for images, which are written to the disk afterwards; 0: to the disk at once."""
 

@@ -7,6 +7,7 @@ from contextlib import ExitStack
 
 from phosd.engine.job.progress import Progress
 from phosd.engine.node.gpus import used_by, users_of
+from phosd.engine.node.known_drivers import require_safe
 from phosd.engine.node.node import Node
 from phosd.engine.operations.admission import context_bytes
 from phosd.engine.operations.permissions import require_may_save
@@ -19,6 +20,8 @@ from phosd.errors import Reason, Unsupported
 
 def claimed(node: Node, job: ExitStack, caller: int) -> Callable[[ProcessTree], object]:
     """Return the check for each tree of the group; it also claims the tree for the job."""
+    if not node.config.allow_unsafe_driver:
+        require_safe()
 
     def check(tree: ProcessTree) -> None:
         require_may_save(tree, caller)

@@ -80,6 +80,7 @@ class NodeEngine:
                 staging_limit=config.staging_limit,
                 ring_bytes=config.ring_bytes,
                 criu=config.criu,
+                allow_unsafe_driver=config.allow_unsafe_driver,
                 callback_deadline=config.callback_deadline,
                 shadow_limit=config.shadow_limit,
                 memory_tier=config.memory_tier_limit.of(total_memory()),

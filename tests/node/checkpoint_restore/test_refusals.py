@@ -4,12 +4,14 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
 
 from phosd.engine.job.progress import Progress
+from phosd.engine.node import gpus
 from phosd.engine.node.node import Node
 from phosd.engine.operations.checkpoint import CheckpointOptions, checkpoint, try_checkpoint
 from phosd.engine.operations.migrate import MigrateOptions, migrate
@@ -108,6 +110,36 @@ def test_an_injected_library_that_was_not_loaded_is_no_tool(
 ) -> None:
     target = start("single", extra={"CUDA_INJECTION64_PATH": "/nowhere/mine.so"})
     target.wait_for_steps(3)
+    attempt(node, target.pid)
+    computes_right(target, undisturbed)
+
+
+def test_a_driver_that_ends_programs(
+    node: Node, start: Starter, undisturbed: Undisturbed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No program is touched with it, unless the administrator says so."""
+    target = start("single")
+    target.wait_for_steps(3)
+    image = checkpoint(node, target.pid, CheckpointOptions(), Progress())
+    monkeypatch.setattr(gpus, "driver_release", lambda: "610.57.04")
+    for act in (
+        partial(attempt, node, target.pid),
+        partial(suspend, node, target.pid, SuspendOptions(), Progress()),
+        partial(migrate, node, target.pid, MigrateOptions(to="1"), Progress()),
+    ):
+        with pytest.raises(
+            Unsupported, match=r"driver 610\.57\.04: its lock .*issues/58"
+        ) as refused:
+            act()
+        assert refused.value.reason == Reason.UNSAFE_DRIVER
+    (found,) = try_checkpoint(node, target.pid, CheckpointOptions(), Progress())
+    assert str(found.trouble) == str(refused.value)
+    assert [each.id for each in node.store.list()] == [image.id]
+    allowing = replace(node.config, allow_unsafe_driver=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(node, "config", allowing)
+        attempt(node, target.pid)
+    monkeypatch.setattr(gpus, "driver_release", lambda: "610.570.1")
     attempt(node, target.pid)
     computes_right(target, undisturbed)
 

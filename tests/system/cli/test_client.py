@@ -13,9 +13,10 @@ import sys
 import pytest
 from click.testing import CliRunner
 
-from phosd.cli.commands.doctor import _containers
+from phosd.cli.commands.doctor import Finding, _containers, _release
 from phosd.cli.main import main
 from phosd.engine.job.progress import Progress
+from phosd.engine.node import gpus
 from phosd.errors import OutOfSpace
 from tests.support.authority import NO, authority
 from tests.support.fake_engine import manifest, this_process
@@ -310,6 +311,15 @@ def test_doctor_looks_for_what_criu_calls_in_containers(monkeypatch: pytest.Monk
     found["iptables-restore"] = "/usr/sbin/iptables-restore"
     (there,) = _containers()
     assert there.level == "ok"
+
+
+def test_doctor_knows_drivers_that_end_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpus, "driver_release", lambda: "580.159.03")
+    assert _release("CUDA 13.0") == Finding("driver", "ok", "580.159.03, CUDA 13.0")
+    monkeypatch.setattr(gpus, "driver_release", lambda: "610.57.04")
+    found = _release("CUDA 13.3")
+    assert found.level == "error" and "allow_unsafe_driver" in found.mend
+    assert "610.57.04" in found.text and "NVIDIA/cuda-checkpoint/issues/58" in found.text
 
 
 def test_doctor_finds_what_is_missing(bus: str, monkeypatch: pytest.MonkeyPatch) -> None:

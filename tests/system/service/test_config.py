@@ -27,6 +27,7 @@ retention_days = 7
 rescan_seconds = 1.5
 shadow_limit = 0
 standby_movers = true
+allow_unsafe_driver = true
 max_jobs = 3
 jobs_per_gpu = 1
 min_free = "2.5%"
@@ -67,6 +68,7 @@ def test_a_configuration_is_read(tmp_path: Path) -> None:
         rescan_seconds=1.5,
         shadow_limit=0,
         standby_movers=True,
+        allow_unsafe_driver=True,
         max_jobs=3,
         jobs_per_gpu=1,
         min_free=SizeOrShare(share=0.025),
