@@ -5,6 +5,7 @@ told, and let through the calls that the busy one may wait for: one by one at fi
 nobody waits for may make others wait in turn.
 """
 
+import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from typing import Annotated
 
 import msgspec
 
+from phosd.engine.hook_client import long_work
 from phosd.engine.hook_client.link import LONGEST_WAIT, GateState, HookLink
 from phosd.engine.job.progress import Progress
 from phosd.engine.job.rollback import Undo
@@ -63,11 +65,11 @@ def close_gates(links: Sequence[HookLink], progress: Progress, deadline: float, 
     for link in links:
         undo.add(open_gate, link)
     give_up = time.monotonic() + deadline
-    while True:
+    if not _settle(links, progress, deadline, give_up, long_work.LONG):
+        if _await_long_work(links, progress, deadline):
+            give_up = time.monotonic() + deadline
         _settle(links, progress, deadline, give_up)
-        inside = _seal(links, progress)
-        if not inside:
-            return
+    while inside := _seal(links, progress):
         if time.monotonic() > give_up:
             raise Busy(
                 f"process {inside[0]} is in a call into the driver that does not return",
@@ -76,10 +78,39 @@ def close_gates(links: Sequence[HookLink], progress: Progress, deadline: float, 
         for link in links:
             link.open_gate()
         time.sleep(_SEAL_SECONDS)
+        _settle(links, progress, deadline, give_up)
 
 
-def _settle(links: Sequence[HookLink], progress: Progress, deadline: float, give_up: float) -> None:
-    """Close all gates, and wait until no process submits work and all devices are idle."""
+def _await_long_work(links: Sequence[HookLink], progress: Progress, deadline: float) -> bool:
+    """Open the gates again if they wait for long work, until such work is about to end. Returns
+    whether they do.
+    """
+
+    def open_all() -> None:
+        for link in links:
+            link.open_gate()
+
+    def close_all() -> None:
+        for link in links:
+            link.close_gate(deadline + _GRACE)
+
+    if max(long_work.unfinished(links).values(), default=0.0) < long_work.LONG / 2:
+        return False  # much and short work, or a call that does not return
+    long_work.await_end(links, progress, deadline, close_all, open_all)
+    return True
+
+
+def _settle(
+    links: Sequence[HookLink],
+    progress: Progress,
+    deadline: float,
+    give_up: float,
+    patience: float = math.inf,
+) -> bool:
+    """Close all gates, and wait until no process submits work and all devices are idle; False if
+    they are not after ``patience`` seconds.
+    """
+    until = time.monotonic() + patience
     wait = LONGEST_WAIT if len(links) == 1 else _WAIT_AMONG
     for_peers = dict.fromkeys((link.pid for link in links), 0)
     busy: set[int] = set()
@@ -91,12 +122,14 @@ def _settle(links: Sequence[HookLink], progress: Progress, deadline: float, give
             for link in links
         }
         if all(state.settled for state in states.values()):
-            return
+            return True
         if time.monotonic() > give_up:
             raise Busy(
                 f"the program did not come to rest within {deadline:g} s ({_why(states)})",
                 hint="the program goes on; try again, or give a longer deadline",
             )
+        if time.monotonic() > until:
+            return False
         # Not "unsettled": a hook that is told of busy peers does not settle, and two would wait for
         # each other.
         before, busy = busy, {pid for pid, state in states.items() if state.busy}

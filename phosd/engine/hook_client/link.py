@@ -47,7 +47,7 @@ from phosd.engine.hook_client.wire import (
     Release,
     Type,
 )
-from phosd.errors import NoSuchProcess, Reason, Unsupported
+from phosd.errors import Internal, NoSuchProcess, Reason, Unsupported
 
 __all__ = [
     "MAX_DESCRIPTORS",
@@ -303,6 +303,18 @@ class HookLink(HookConnection):
     def may_see(self, pid: int) -> bool:
         """Return whether the process may look at another running process of its user."""
         return self._count(Type.MAY_SEE, U64.pack(pid)) != errno.EACCES
+
+    def unfinished(self) -> float:
+        """Return for how many seconds work is awaited that was submitted before the gate began to
+        close, also once it is open; 0: for none, or the hook is older and does not tell.
+
+        Asked on a connection of its own, which an older hook closes then.
+        """
+        try:
+            with HookLink(self.pid, self.runtime_dir) as other:
+                return other._count(Type.UNFINISHED) / 1000
+        except Internal:
+            return 0.0
 
     def detach(self) -> None:
         """Ask the hook to close its sockets until :meth:`reattach`; the connection ends."""

@@ -77,6 +77,7 @@ class Type(enum.IntEnum):
     MAKE_BLOCKS = 23
     BLOCKS_FILLED = 24
     BLOCKS_RENEWED = 25
+    UNFINISHED = 26
 
 
 class Status(enum.IntEnum):

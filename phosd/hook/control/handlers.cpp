@@ -306,6 +306,14 @@ Reply may_see(const Message& request) {
     return reply;
 }
 
+Reply unfinished() {
+    const uint64_t since = contexts::unfinished_since();
+    const uint64_t milliseconds = since ? (monotonic_ns() - since) / 1'000'000 + 1 : 0;
+    Reply reply;
+    reply.append(wire::Count{milliseconds});
+    return reply;
+}
+
 Reply unpark_all() {
     const Outcome outcome = park::unpark();
     if (outcome.status == Status::ok) {

@@ -56,6 +56,7 @@ Reply empty_cache(const channel::Message& request);
 Reply stats();
 Reply program(int client, const channel::Message& request);
 Reply may_see(const channel::Message& request);
+Reply unfinished();
 
 // Ends counting launches: when its time is over, or at once.
 void tidy();

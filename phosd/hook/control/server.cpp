@@ -86,10 +86,12 @@ Reply answer(int client, Message& request) {
             return handlers::list_launches(request);
         case Type::summaries:
             return handlers::take_summaries(request);
+        case Type::unfinished:
+            return handlers::unfinished();
         default:
             break;
     }
-    if (type < Type::hello || type > Type::blocks_renewed)
+    if (type < Type::hello || type > Type::unfinished)
         return {Status::bad_message, "unknown request"};
     const std::lock_guard turn(quiesce::turn);
     if (gate_owner != kNoClient && gate_owner != client)

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/log.h"
+#include "base/process.h"
 
 namespace phos::contexts {
 
@@ -21,6 +22,7 @@ struct Context {
     bool primary;
     CUevent event = nullptr;  // the hook's, recorded to see whether the context is idle
     bool recorded = false;
+    uint64_t recorded_at = 0;
     bool idle = true;                // when it was last asked
     CUresult answer = CUDA_SUCCESS;  // the driver's last answer
     uint64_t epoch = 0;
@@ -78,6 +80,7 @@ CUresult ask(CUcontext context, Context& state, uint64_t epoch) {
         const CUresult recorded = driver.cuCtxRecordEvent(context, state.event);
         if (recorded != CUDA_SUCCESS) return recorded;
         state.recorded = true;
+        state.recorded_at = monotonic_ns();
         state.epoch = epoch;
     }
     return driver.cuEventQuery(state.event);
@@ -158,6 +161,16 @@ Activity activity(uint64_t epoch) {
 Activity known_activity() {
     const std::lock_guard lock(mutex);
     return capturing.empty() ? Activity::unknown : Activity::capturing;
+}
+
+uint64_t unfinished_since() {
+    const std::lock_guard lock(mutex);
+    uint64_t since = 0;
+    for (const auto& [context, state] : known)
+        if (state.recorded && (!since || state.recorded_at < since) &&
+            driver.cuEventQuery(state.event) == CUDA_ERROR_NOT_READY)
+            since = state.recorded_at;
+    return since;
 }
 
 void release_stacks() {

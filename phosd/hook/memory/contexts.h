@@ -18,6 +18,10 @@ Activity activity(uint64_t epoch);
 // The same without asking the driver, as while the program's call is in it: a copy or a free
 // that waits for the device keeps the driver from answering until it is done.
 Activity known_activity();
+// Since when (monotonic_ns()) work has been awaited that was submitted before activity() last asked
+// a context; 0: for none. Asks by an event alone, which the driver answers whatever the program
+// does (hazard 53), so it may be called while the program runs.
+uint64_t unfinished_since();
 uint32_t captures();
 // Returns CUDA_SUCCESS if the calling thread may make calls that captures forbid, such as
 // allocating and freeing. An error is the driver's answer to such a call, which has invalidated the

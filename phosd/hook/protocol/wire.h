@@ -49,6 +49,8 @@ enum class Type : uint16_t {
                      // in the place of parked blocks, for the client to fill
     blocks_filled,   // BlockIds -> Count: they are handed back, like those of unpark_blocks
     blocks_renewed,  // BlockIds -> Count: the same, but to other clients they are new blocks
+    unfinished,      // (empty) -> Count: for how many milliseconds work is awaited that was
+                     // submitted before the gate began to close, also once it is open; 0: for none
 };
 
 // The status of a reply. A failed reply's payload is a text for the user, UTF-8.

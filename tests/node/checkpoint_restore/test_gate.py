@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
+from phosd.engine.hook_client import long_work
 from phosd.engine.hook_client.gate import closed_gates
 from phosd.engine.hook_client.link import HookLink
 from phosd.engine.job.progress import Progress
@@ -116,6 +117,37 @@ def test_a_thread_that_waits_for_long(
         checkpoint(node, target.pid, short, Progress())
     threading.Timer(0.3, hold.unlink).start()
     image = checkpoint(node, target.pid, CheckpointOptions(mode="stop", deadline=60), Progress())
+    target.more_steps(AFTER)
+    target.kill()
+    check(bring_back(node, target, image.id), target.values(), undisturbed("blocked"))
+
+
+@pytest.mark.parametrize("way", ["stream", "copy"])
+def test_a_kernel_that_runs_for_long_is_awaited_while_the_program_runs(
+    way: str,
+    node: Node,
+    start: Starter,
+    undisturbed: Undisturbed,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Not where the program is in a call that waits for the kernel: then nobody can ask what has
+    been submitted (hazard 53).
+    """
+    monkeypatch.setattr(long_work, "LONG", 0.2)
+    target = start("blocked", arguments=("0", way))
+    target.wait_for_steps(2)
+    hold = target.log.parent / "hold"
+    hold.touch()
+    wait_until(lambda: b"held" in target.log.read_bytes(), "the kernel to wait")
+    threading.Timer(1.5, hold.unlink).start()
+    progress = Progress()
+    image = checkpoint(node, target.pid, CheckpointOptions(mode="stop", deadline=60), progress)
+    names = [phase.name for phase in progress.phases][:4]
+    if way == "stream":
+        assert names == ["prepare", "quiesce", "prepare", "quiesce"]
+        assert any("for long kernels of the program, while it ran" in n for n in progress.notes)
+    else:
+        assert names == ["prepare", "quiesce", "digest", "drain"]
     target.more_steps(AFTER)
     target.kill()
     check(bring_back(node, target, image.id), target.values(), undisturbed("blocked"))

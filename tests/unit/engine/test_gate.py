@@ -10,9 +10,11 @@ from typing import cast
 import pytest
 
 from phosd.engine.hook_client import gate as gate_module
+from phosd.engine.hook_client import long_work
 from phosd.engine.hook_client.gate import closed_gates
 from phosd.engine.hook_client.link import LONGEST_WAIT, GateState, HookLink
 from phosd.engine.hook_client.wire import Type
+from phosd.engine.job import progress as progress_module
 from phosd.engine.job.affected import AffectedSet
 from phosd.engine.job.progress import Beside, Progress
 from phosd.errors import Busy, Cancelled, Internal, NoSuchProcess, PhosError, Timeout
@@ -255,6 +257,119 @@ def test_one_fails_while_it_closes(which: int, trouble: PhosError) -> None:
         closed(*links)()
     assert all(link.open for link in links)
     assert not getattr(raised.value, "__notes__", ())
+
+
+class Clock:
+    """Time that passes only while somebody waits."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    for module in (gate_module, long_work, progress_module):
+        monkeypatch.setattr(module, "time", made)
+    return made
+
+
+class Loop(Link):
+    """A program that launches a kernel of so many seconds as soon as the last one has ended, and
+    began ``gone`` seconds ago.
+    """
+
+    def __init__(self, clock: Clock, length: float, gone: float) -> None:
+        super().__init__(1, forever(state()))
+        self._clock, self._length = clock, length
+        self._end = clock.now + length - gone
+        self._noted: tuple[float, float] | None = None
+        """When it was noted what had been submitted, and when that ends."""
+
+    def _runs_on(self) -> None:
+        while self.open and self._end <= self._clock.now:
+            self._end += self._length
+
+    def close_gate(
+        self, deadline: float, *, wait: float = LONGEST_WAIT, for_peers: int = 0
+    ) -> GateState:
+        self._runs_on()
+        super().close_gate(deadline, wait=wait, for_peers=for_peers)
+        if self._noted is None or self._noted[1] <= self._clock.now:
+            self._noted = self._clock.now, self._end
+        self._clock.now += wait
+        idle = self._end <= self._clock.now
+        return state(settled=idle, busy=not idle)
+
+    def open_gate(self) -> None:
+        super().open_gate()
+        if self._end <= self._clock.now:
+            self._end = self._clock.now + self._length
+
+    def unfinished(self) -> float:
+        self._runs_on()
+        since, end = self._noted or (0.0, 0.0)
+        return self._clock.now - since if end > self._clock.now else 0.0
+
+
+def stopped_by(loop: Loop, deadline: float) -> Progress:
+    progress = naming(1)
+    progress.phase("quiesce", stopped=True)
+    closed(loop, progress=progress, deadline=deadline)()
+    progress.finish()
+    return progress
+
+
+@pytest.mark.parametrize("gone", [0.0, 1.0, 4.5, 9.5])
+def test_a_program_does_not_stand_still_for_its_own_long_kernels(clock: Clock, gone: float) -> None:
+    """It runs meanwhile, and its gate is closed when the next but one is about to end."""
+    loop, began = Loop(clock, 10.0, gone), clock.now
+    progress = stopped_by(loop, 10.0)
+    assert clock.now - began < 31
+    assert progress.stop_seconds < long_work.LONG + 0.25
+    names = [phase.name for phase in progress.phases]
+    assert names == (["quiesce"] if gone == 9.5 else ["quiesce", "prepare", "quiesce"])
+    assert len(progress.notes) == len(names) // 2
+
+
+def test_work_that_is_not_long_is_waited_for(clock: Clock) -> None:
+    progress = stopped_by(Loop(clock, 0.8, 0.1), 10.0)
+    assert [phase.name for phase in progress.phases] == ["quiesce"] and not progress.notes
+
+
+def test_a_kernel_that_never_ends_takes_no_longer_than_the_deadline(clock: Clock) -> None:
+    loop, began, progress = Loop(clock, 1e9, 0.0), clock.now, naming(1)
+    with pytest.raises(Busy, match=r"within 10 s \(process 1 keeps its GPU busy\)"):
+        closed(loop, progress=progress, deadline=10.0)()
+    assert loop.open and clock.now - began < 10 + long_work.LONG + 0.1
+
+
+def test_a_job_is_cancelled_while_long_work_is_awaited(clock: Clock) -> None:
+    loop, progress = Loop(clock, 1e9, 0.0), naming(1)
+    progress.observer = lambda it: it.cancel() if it.phases[-1].name == "prepare" else None
+    with pytest.raises(Cancelled):
+        closed(loop, progress=progress, deadline=10.0)()
+    assert loop.open
+
+
+@pytest.mark.parametrize(
+    ("answer", "seconds"),
+    [(Answer(count(1500)), 1.5), (Answer(b"unknown request", status=1, close=True), 0.0)],
+)
+def test_an_older_hook_does_not_tell_of_long_work(
+    tmp_path: Path, answer: Answer, seconds: float
+) -> None:
+    """It closes the connection at a request that it does not know: that is one for it alone."""
+    with fake_hook(tmp_path, lambda _request: answer) as seen:
+        link = HookLink(os.getpid(), tmp_path)
+        assert link.unfinished() == seconds and not link.connected
+    assert [request.type for request in seen] == [Type.UNFINISHED]
 
 
 def test_a_cancelled_job_opens_them() -> None:
