@@ -94,6 +94,12 @@ def rootfs(place: Path) -> Path:
     return root
 
 
+def give(user: int, *paths: Path) -> None:
+    """Make files and folders a user's, and their group's; no link is followed."""
+    for path in paths:
+        os.chown(path, user, user, follow_symlinks=False)
+
+
 def environment(place: Path) -> dict[str, str]:
     """The environment of a hooked program in a container."""
     own = {"PHOS_TEST_CACHE": str(shared(place)), "PYTHONDONTWRITEBYTECODE": "1"}
@@ -150,8 +156,7 @@ def run_by_runc(
         ids = [{"containerID": 0, "hostID": FIRST_MAPPED, "size": 65536}]
         linux |= {"uidMappings": ids, "gidMappings": ids}
         place.chmod(0o755)
-        for folder_of_root in (place / "rootfs", *(place / "rootfs").iterdir()):
-            os.chown(folder_of_root, FIRST_MAPPED, FIRST_MAPPED, follow_symlinks=False)
+        give(FIRST_MAPPED, place / "rootfs", *(place / "rootfs").iterdir())
     if Path(runtime).name == "crun":  # crun 1.28 does not restore what masks a folder
         linux["maskedPaths"] = [each for each in linux["maskedPaths"] if not Path(each).is_dir()]
     (place / "criu.conf").write_text(criu)
@@ -228,46 +233,91 @@ class Runc:
 
 
 @contextmanager
-def run_by_podman(program: str, place: Path, device: str, criu: str = "") -> Iterator[Contained]:
+def run_by_podman(
+    program: str,
+    place: Path,
+    device: str,
+    criu: str = "",
+    *,
+    user: int = 0,
+    more: Sequence[str] = (),
+) -> Iterator[Contained]:
     """Run a target program with podman, which gives it a device, and with it the hook. ``criu`` is
-    what the settings of its CRIU say.
+    what the settings of its CRIU say. ``user`` runs podman, and has all of ``place`` then; in the
+    container it is the only user, and root. ``more`` are further options.
     """
-    binds = [f"--volume={source}:{source}:ro" for source in _READ_ONLY]
+    sources = _where_users_reach_it(place) if user else {path: path for path in _READ_ONLY}
+    binds = [f"--volume={source}:{path}:ro" for path, source in sources.items()]
     binds += [f"--volume={path}:{path}" for path in (shared(place), software_gpus())]
     env = environment(place)
     del env["LD_PRELOAD"]  # which the device gives it
     variables = [f"--env={name}={env[name]}" for name in sorted(env)]
     limits = ["--ulimit=nofile=1024:1024", "--ulimit=nproc=4096:4096"]
     (place / "criu.conf").write_text(criu)
-    podman = Podman(place, f"phos-test-{secrets.token_hex(4)}")
+    podman = Podman(place, f"phos-test-{secrets.token_hex(4)}", user)
     line = [*podman.words, "run", f"--name={podman.name}", f"--pidfile={place / 'pid'}"]
     line += ["--network=host", f"--device={device}", *limits, *binds, *variables]
-    line += [f"--annotation=org.criu.config={place / 'criu.conf'}", "--rootfs", str(rootfs(place))]
-    end = [*podman.words, "rm", "--force", "--ignore", podman.name]
-    with running([*line, *command(program, place)], end, program, place) as target:
-        target.podman = podman
-        yield target
+    line += [f"--annotation=org.criu.config={place / 'criu.conf'}", *more]
+    line += ["--rootfs", str(rootfs(place))]
+    if user:
+        made = (place, shared(place), place / "criu.conf", place / "rootfs")
+        give(user, *made, *(place / "rootfs").iterdir())
+    end = [*podman.words, "rm", "--force", "--time=0", "--ignore", podman.name]
+    try:
+        with running([*line, *command(program, place)], end, program, place) as target:
+            target.podman = podman
+            yield target
+    finally:
+        if user:
+            podman.end()
+            unmount_below(place)
+
+
+def _where_users_reach_it(place: Path) -> dict[str, str]:
+    """Mount what containers need where every user may go; the mounts by the paths that it has."""
+    found = {}
+    for number, path in enumerate(_READ_ONLY):
+        (mounted := place / f"reached{number}").mkdir()
+        subprocess.run(["mount", "--bind", path, mounted], check=True)
+        found[path] = str(mounted)
+    return found
 
 
 @dataclass(frozen=True)
 class Podman:
-    """A podman container, in a store of its own; it asks phosd where that of ``place`` is."""
+    """A podman container, in a store of its own; it asks phosd where that of ``place`` is. If a
+    ``user`` runs it, that user's other podmans are not seen.
+    """
 
     place: Path
     name: str
+    user: int = 0
 
     @property
     def words(self) -> list[str]:
         folders = {"root": "storage", "runroot": "running", "tmpdir": "libpod"}
         given = [f"--{option}={self.place / folder}" for option, folder in folders.items()]
-        return ["podman", *given, *["--runtime=runc", "--storage-driver=vfs"],
+        return [*self._by_user, "podman", *given, *["--runtime=runc", "--storage-driver=vfs"],
                 "--cgroup-manager=cgroupfs"]  # fmt: skip
+
+    @property
+    def _by_user(self) -> list[str]:
+        if not self.user:
+            return []
+        own = [f"{name}={self.place}" for name in ("HOME", "XDG_RUNTIME_DIR")]
+        ids = [f"--reuid={self.user}", f"--regid={self.user}", "--clear-groups"]
+        return ["env", "--ignore-environment", f"PATH={os.environ['PATH']}", *own, "setpriv", *ids]
 
     @property
     def pid(self) -> int:
         """The pid that the program has outside."""
         asked = [*self.words, "inspect", "--format={{.State.Pid}}", self.name]
         return int(subprocess.run(asked, stdout=subprocess.PIPE, check=True).stdout)
+
+    def end(self) -> None:
+        """End what keeps a user's namespaces when no container runs any more."""
+        if (file := self.place / "libpod/pause.pid").exists():
+            os.kill(int(file.read_text()), signal.SIGKILL)
 
     def container(self, *words: str) -> None:
         """Run ``podman container``, with phosd's folder at its usual place: podman passes no

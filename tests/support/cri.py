@@ -161,6 +161,12 @@ class Cri:
         return reference
 
     @property
+    def ctr(self) -> list[str]:
+        """The command for what the CRI has no call for."""
+        address = self.place / "containerd/cri.sock"
+        return [str(PREFIX / "bin/ctr"), f"--address={address}", "--namespace=k8s.io"]
+
+    @property
     def tasks(self) -> Path:
         """Where containerd keeps what it starts for pods."""
         return self.place / "containerd/state/io.containerd.runtime.v2.task/k8s.io"
@@ -236,10 +242,8 @@ class Container:
         return self.cri.begin("CheckpointContainer", **where)
 
     def resume(self) -> None:
-        """Resume it, if it is paused: the CRI has no call for that."""
-        address = self.cri.place / "containerd/cri.sock"
-        ctr = [str(PREFIX / "bin/ctr"), f"--address={address}", "--namespace=k8s.io"]
-        command = [*ctr, "tasks", "resume", self.id]
+        """Resume it, if it is paused."""
+        command = [*self.cri.ctr, "tasks", "resume", self.id]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         other = ("cannot resume", "not paused", "not found")
         assert done.returncode == 0 or any(text in done.stderr for text in other), done.stderr
@@ -313,7 +317,8 @@ def with_volumes(settings: dict[str, Any], cri: Cri) -> dict[str, Any]:
     memory = cri.place / f"volume-{secrets.token_hex(4)}"
     memory.mkdir()
     into = ["nsenter", f"--mount=/proc/{cri.daemon.pid}/ns/mnt"]
-    subprocess.run([*into, "mount", "-t", "tmpfs", "-o", "mode=0777", "tmpfs", memory], check=True)
+    mount = [*into, "mount", "-t", "tmpfs", "-o", "mode=0777,size=1m", "tmpfs", str(memory)]
+    subprocess.run(mount, check=True)
     volumes = {HOOK: (hook_library().resolve(), True), "/run/phos/hook": (memory, False)}
     mounts = [
         {"container_path": path, "host_path": str(source), "readonly": read_only}

@@ -60,24 +60,39 @@ def container_of(pid: int) -> Container | None:
     """
     if not is_apart(pid):
         return None
-    found = next(filter(None, map(_in_cgroup, cgroups.memberships(pid).values())), None)
-    return found and named(found, pid)
-
-
-def _in_cgroup(cgroup: str) -> Container | None:
-    for runtime, form in _OF_RUNTIMES:
-        if found := form.search(cgroup):
-            pod = _POD.search(cgroup)
-            return Container(runtime, found[1], pod=pod[1].replace("_", "-") if pod else "")
+    for hierarchy, cgroup in cgroups.memberships(pid).items():
+        for runtime, form in _OF_RUNTIMES:
+            if found := form.search(cgroup):
+                pod = _POD.search(cgroup)
+                known = pod[1].replace("_", "-") if pod else ""
+                above = cgroup[: cgroup.rindex("/", 0, found.start(1))]
+                container = Container(runtime, found[1], pod=known)
+                return named(container, pid, by_root=_is_roots(hierarchy, above))
     return None
 
 
-def named(container: Container, pid: int) -> Container:
-    """Return the container of a process with its names, as far as its runtime tells them."""
+def _is_roots(hierarchy: str, cgroup: str) -> bool:
+    """Return whether only root gives names to the cgroups in this one. A user gives any to those in
+    a cgroup that was delegated to them, as that of another's container.
+    """
+    place = cgroups.folder(hierarchy, cgroup)
+    try:
+        return place is not None and place.stat().st_uid == 0
+    except FileNotFoundError:
+        return False
+
+
+def named(container: Container, pid: int, *, by_root: bool = True) -> Container:
+    """Return the container of a process with its names, as far as its runtime tells them.
+    ``by_root``: its id is. By any other one nothing is looked up that root's runtimes keep: users
+    would read there what others run, and pass for it.
+    """
     monitor, trusted = _monitor(pid)
-    told = _option(monitor, "-b") if trusted else ""
-    labels = _json(Path(told or CONTAINERD.format(id=container.id)) / "config.json", "annotations")
-    docker = _text(_json(DOCKER / container.id / "config.v2.json").get("Name"))
+    by_id = CONTAINERD.format(id=container.id) if by_root else ""
+    folder = _option(monitor, "-b") if trusted else ""
+    labels = _json(Path(folder or by_id) / "config.json", "annotations") if folder or by_id else {}
+    known = _json(DOCKER / container.id / "config.v2.json") if by_root else {}
+    docker = _text(known.get("Name"))
     names = [_text(labels.get(label)) for label in _CONTAINER_LABELS]
     pods = ["/".join(_text(labels.get(label)) for label in pair) for pair in _POD_LABELS]
     return replace(
@@ -120,10 +135,12 @@ def _text(found: object) -> str:
 
 
 def is_apart(pid: int) -> bool:
-    """Return whether a process has a mount namespace that is not ours; False if it has ended."""
+    """Return whether a process has a mount namespace that is not ours; False if it has ended, or
+    is of a user namespace above ours, and so in no container that we could see.
+    """
     try:
         return procfs.namespace(pid, "mnt") != procfs.namespace(os.getpid(), "mnt")
-    except (FileNotFoundError, ProcessLookupError):
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
         return False
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from phosd.engine.hook_client.places import IN_CONTAINERS
-from phosd.engine.system import cgroups, containers
+from phosd.engine.system import cgroups, containers, procfs
 from phosd.engine.system.containers import Container
 from tests.support import harness
 from tests.support.hanging_folder import hanging_folder
@@ -142,3 +142,15 @@ def test_a_pod_is_named_by_its_runtime(
         (tmp_path / ID / "config.json").write_text(json.dumps({"annotations": annotations}))
     found = containers.named(Container("containerd", ID, pod=POD), os.getpid())
     assert (found.name, found.pod) == (name, pod)
+
+
+def test_a_process_above_us_is_in_no_container(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user namespace above ours keeps root from looking, as at the first process of a machine
+    where phosd is in a container. A list of all processes does not fail for that.
+    """
+
+    def refused(pid: int, kind: str) -> str:
+        raise PermissionError(kind, pid)
+
+    monkeypatch.setattr(procfs, "namespace", refused)
+    assert containers.container_of(1) is None

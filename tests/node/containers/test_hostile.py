@@ -1,5 +1,6 @@
 """What a container, or a user with namespaces of theirs, has at the names of hooks' files."""
 
+import json
 import os
 import pwd
 import socket
@@ -14,10 +15,11 @@ import pytest
 from phosd.engine.hook_client.link import HookLink
 from phosd.engine.hook_client.listeners import Listeners
 from phosd.engine.hook_client.places import IN_CONTAINERS, hook_socket
-from phosd.engine.system import procfs
+from phosd.engine.system import containers, procfs
 from phosd.errors import NotAuthorized, Timeout
 from tests.support import harness
 from tests.support.hanging_folder import hanging_folder
+from tests.support.hostile import delegated
 
 MALLORY, ANN = pwd.getpwnam("nobody").pw_uid, pwd.getpwnam("daemon").pw_uid
 RUN = f"mount -t tmpfs run /run && mkdir -p {IN_CONTAINERS}"
@@ -98,3 +100,52 @@ def test_others_files_are_not_put_aside(suffix: str, open_memory: Path, tmp_path
             HookLink(pid, tmp_path / "run").reattach(0.5)
         assert anns.read_text() == "hers"
         assert {path.name for path in open_memory.iterdir()} <= {anns.name, "0"}
+
+
+BOBS = {
+    "io.kubernetes.cri.container-name": "main",
+    "io.kubernetes.cri.sandbox-name": "secret",
+    "io.kubernetes.cri.sandbox-namespace": "bobs",
+}
+_OF_A_USER = (*_AS_MALLORY, "unshare", "--user", "--map-root-user")
+
+
+@pytest.mark.parametrize("form", ["cri-containerd-{}.scope", "libpod-{}.scope", "docker-{}.scope"])
+def test_a_users_cgroup_with_the_name_of_anothers_container(
+    form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its user is not told what the other one is, and does not pass for it."""
+    bobs = "b" * 64
+    (folder := tmp_path / bobs).mkdir()
+    (folder / "config.json").write_text(json.dumps({"annotations": BOBS}))
+    (folder / "config.v2.json").write_text(json.dumps({"Name": "/main"}))
+    monkeypatch.setattr(containers, "CONTAINERD", str(tmp_path / "{id}"))
+    monkeypatch.setattr(containers, "DOCKER", tmp_path)
+    with inside("true", *_OF_A_USER) as pid, delegated(pid, MALLORY, form.format(bobs)):
+        found = containers.container_of(pid)
+    assert found is not None and found.id == bobs
+    assert (found.name, found.pod) == ("", "")
+
+
+_MONITOR = """
+import os, sys
+if child := os.fork():
+    sys.stdin.read()
+os.execvp("unshare", ["unshare", "--mount", "sh", "-c", "echo $$; exec cat"])
+"""
+
+
+def test_what_a_users_monitor_says_of_its_container(tmp_path: Path) -> None:
+    """Whoever starts a container may be called as podman's, and have any file as its settings."""
+    tmp_path.chmod(0o755)
+    (tmp_path / "config.json").write_text(json.dumps({"annotations": BOBS}))
+    words = [*_OF_A_USER, "bash", "-c", 'exec -a conmon "$0" "$@"', "/usr/bin/python3", "-S", "-c"]
+    words += [_MONITOR, "-b", str(tmp_path)]
+    with harness.running(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as monitor:
+        assert monitor.stdout is not None and monitor.stdin is not None
+        pid = int(monitor.stdout.readline())
+        with delegated(pid, MALLORY, f"libpod-{'a' * 64}.scope"):
+            assert containers._monitor(pid)[0][0] == "conmon"
+            found = containers.container_of(pid)
+        monitor.stdin.close()
+    assert found == containers.Container("podman", "a" * 64)

@@ -10,9 +10,8 @@ from tests.node.checkpoint_restore.cycle import Undisturbed
 from tests.node.containers.conftest import place, undisturbed
 from tests.node.containers.test_podman import device
 from tests.support import containers, cri
-from tests.support.containers import Contained
-from tests.support.cri import Container
 from tests.support.harness import wait_until
+from tests.support.hostile import contained
 from tests.support.rotation import EVERYTHING
 from tests.support.service import bus
 from tests.system.containers.test_runc import LIBDIR, right
@@ -26,15 +25,6 @@ pytestmark = pytest.mark.skipif(
 )
 IS_CHECKPOINT = {"org.criu.checkpoint.container.name": "main"}
 """The annotation by which containerd knows the image of a checkpoint."""
-
-
-def contained(container: Container, place: Path) -> Contained:
-    """The target program that runs in a container."""
-    pid = container.pid
-    log = Path(f"/proc/{pid}/root{cri.LOG}")
-    wait_until(log.exists, "the log in the container")
-    process: Any = None  # nobody here waits for it
-    return Contained("single", log, containers.shared(place) / "errors", process, first=pid)
 
 
 @pytest.mark.parametrize("by", ["volumes"] * containers.ROUNDS + ["device"] * EVERYTHING)
