@@ -12,23 +12,33 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from phosd.bus import NAME
 from phosd.engine.system import cgroups
 from phosd.service.tasks.runtime_checkpoints import SOCKET
 from tests.node.checkpoint_restore.cycle import Undisturbed
 from tests.node.containers.conftest import place, undisturbed
-from tests.support import containers, harness
+from tests.node.containers.test_podman import device
+from tests.support import containers, cri, harness, hostile
 from tests.support.bus import busctl
-from tests.support.containers import Runc
 from tests.support.harness import Target, start, wait_until
+from tests.support.hostile import GIVEN, Making
 from tests.support.service import MANAGER, ROOT, bus
 from tests.system.containers.test_plugin_talk import ask, connected
-from tests.system.containers.test_runc import right, running
+from tests.system.containers.test_runc import right
 from tests.system.service.test_end_to_end import phos, phosd
 
-__all__ = ["bus", "place", "undisturbed"]
+__all__ = ["bus", "device", "place", "undisturbed"]
 
-STRANGER = pwd.getpwnam("nobody").pw_uid
+STRANGER, BOB = (pwd.getpwnam(name).pw_uid for name in ("nobody", "daemon"))
+NEEDS_PODMAN = pytest.mark.skipif(
+    not containers.installed("podman"), reason="`make setup-containers` installs podman"
+)
+NEEDS_CRI = pytest.mark.skipif(
+    not (cri.PREFIX / "bin/containerd").exists(),
+    reason="`make setup-containers` fetches containerd 2.1",
+)
 
 
 @contextmanager
@@ -52,17 +62,33 @@ def served(bus: str, place: Path, target: Target) -> None:
     assert target.pid in [row["pid"] for row in phos(bus, place, "ps")]
 
 
-def inside(runc: Runc, code: str, *words: str) -> list[str]:
-    """The command by which the container's root runs this Python there."""
-    return [*runc.words, "exec", runc.name, sys.executable, "-S", "-c", code, *words]
+@pytest.fixture(
+    params=[
+        pytest.param(hostile.by_runc, id="runc"),
+        pytest.param(hostile.by_podman, id="podman", marks=NEEDS_PODMAN),
+        pytest.param(hostile.by_users_podman(STRANGER), id="users-podman", marks=NEEDS_PODMAN),
+        pytest.param(hostile.by_cri, id="cri", marks=NEEDS_CRI),
+    ]
+)
+def making(request: pytest.FixtureRequest, place: Path, device: str) -> Making:
+    """A way to run a container by each runtime."""
+    return hostile.making(request.param, place, device)
+
+
+def wait_for_hooks(bus: str, place: Path, *pids: int) -> None:
+    def hooked() -> bool:
+        rows = phos(bus, place, "ps")
+        return {*pids} <= {row["pid"] for row in rows if row["hook"] == "hooked"}
+
+    wait_until(hooked, f"the hooks of {pids}")
 
 
 ASKS_AS_A_RUNTIME = f"""
 import os, socket, sys
 with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
     connection.settimeout(30)
-    connection.connect("/opt/phos/{SOCKET}")
     try:
+        connection.connect("{GIVEN}/{SOCKET}")
         for pid in sys.argv[1:]:
             folder = os.open("/tmp", os.O_RDONLY)
             socket.send_fds(connection, [b"pause " + pid.encode()], [folder])
@@ -72,24 +98,21 @@ with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
 """
 
 
-def test_a_containers_root_is_no_runtime(bus: str, place: Path) -> None:
+def test_a_containers_root_is_no_runtime(bus: str, place: Path, making: Making) -> None:
     """It was given phosd's folder, and names a pid that the machine has, and one that it has."""
     (place / "run").mkdir()
-    mount = containers.bound(place / "run", "rw") | {"destination": "/opt/phos"}
     with (
         phosd(bus, place),
         victim(place) as target,
-        containers.run_by_runc("single", place, more=[mount]) as container,
+        making(place / "run") as container,
     ):
-        assert container.runc is not None
-        container.wait_for_steps(2)
-        asks = inside(container.runc, ASKS_AS_A_RUNTIME, str(target.pid), "1")
+        asks = container.runs(ASKS_AS_A_RUNTIME, str(target.pid), "1")
         done = subprocess.run(asks, capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, done.stderr
         assert not {*done.stdout.split()} - {"refused"}
         assert not phos(bus, place, "jobs")
         target.more_steps(2)
-        container.more_steps(2)
+        container.target.more_steps(2)
 
 
 VANDAL = """
@@ -131,20 +154,15 @@ os.rename("0/kept", "0/1.sock")
 
 
 def test_what_its_root_makes_of_the_folder_of_hooks(
-    bus: str, place: Path, undisturbed: Undisturbed
+    bus: str, place: Path, making: Making, undisturbed: Undisturbed
 ) -> None:
     """Links to what is the machine's, FIFOs, and no room, at each of the names that phosd uses."""
     (folder := place / "folder").mkdir()
     (file := place / "file").write_text("root's")
-    with phosd(bus, place), victim(place) as other, running(place) as (target, runc):
-        wait_until(
-            lambda: (
-                ("hooked", target.pid)
-                in [(row["hook"], row["pid"]) for row in phos(bus, place, "ps")]
-            ),
-            "the hook",
-        )
-        words = inside(runc, VANDAL, str(folder), str(file))
+    with phosd(bus, place), victim(place) as other, making() as container:
+        target = container.target
+        wait_for_hooks(bus, place, target.pid)
+        words = container.runs(VANDAL, str(folder), str(file))
         with harness.running(words, stdout=subprocess.PIPE) as vandal:
             assert vandal.stdout is not None
             assert vandal.stdout.readline() == "begun\n"
@@ -159,14 +177,14 @@ def test_what_its_root_makes_of_the_folder_of_hooks(
             assert job["state"] == "done"
         target.more_steps(2)
         right(target, undisturbed)
-        os.kill(target.pid, 9)
 
 
 def test_a_cgroup_that_its_root_freezes_without_a_pause(
-    bus: str, place: Path, undisturbed: Undisturbed
+    bus: str, place: Path, making: Making, undisturbed: Undisturbed
 ) -> None:
     """Its own, as one that was delegated to it; while it is suspended, and for ever."""
-    with phosd(bus, place), victim(place) as other, running(place) as (target, _):
+    with phosd(bus, place), victim(place) as other, making() as container:
+        target = container.target
         (hierarchy, path) = next(
             (each, path)
             for each, path in cgroups.memberships(target.pid).items()
@@ -236,6 +254,45 @@ def test_a_rootless_container_is_its_users(bus: str, place: Path) -> None:
                 told = _try(bus, method, program, STRANGER)
                 assert f"belongs to uid {owner}" in told, told
         assert not phos(bus, place, "jobs")
+
+
+@NEEDS_PODMAN
+def test_root_in_a_users_container_is_that_user(bus: str, place: Path, device: str) -> None:
+    """Whatever id it has for itself, and though it was given the bus: another user's program and
+    root's are not its own. Its own has capabilities there, and is root's to suspend.
+    """
+    (folder := place / "bobs").mkdir()
+    os.chown(folder, BOB, BOB)
+    users_podman = hostile.making(hostile.by_users_podman(STRANGER), place, device)
+    with (
+        phosd(bus, place),
+        victim(place) as roots,
+        users_podman(Path(bus.partition("path=")[2]).parent) as container,
+    ):
+        as_bob = ("setpriv", f"--reuid={BOB}", f"--regid={BOB}", "--clear-groups", sys.executable)
+        bobs = start("single", folder, runtime=place / "run", interpreter=as_bob)
+        try:
+            bobs.wait_for_steps(2)
+            own = container.target.pid
+            wait_for_hooks(bus, place, own, bobs.pid)
+
+            def told(method: str, pid: int) -> str:
+                words = ["busctl", f"--address=unix:path={GIVEN}/bus", "call", NAME, ROOT, MANAGER]
+                asked = [*container.enter, *words, method, "ua{sv}", str(pid), "0"]
+                done = subprocess.run(asked, capture_output=True, text=True, timeout=60)
+                return done.stdout + done.stderr
+
+            for program, owner in ((bobs.pid, BOB), (roots.pid, 0)):
+                for method in ("Suspend", "Resume", "Checkpoint"):
+                    assert f"belongs to uid {owner}" in (said := told(method, program)), said
+            assert "/org/phos/job" in (said := told("Suspend", own)), said
+            refused = f"uid {STRANGER} may not save the tree of process {own}"
+            wait_until(lambda: refused in (place / "phosd.log").read_text(), "what root there may")
+            assert len(phos(bus, place, "jobs")) == 1
+            bobs.more_steps(2)
+            container.target.more_steps(2)
+        finally:
+            bobs.kill()
 
 
 def test_an_image_that_points_to_anothers_memory(bus: str, place: Path) -> None:
