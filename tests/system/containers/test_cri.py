@@ -1,5 +1,8 @@
 """A GPU program in a pod is saved and restored by containerd's CRI, as the kubelet asks for it."""
 
+import io
+import re
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +68,54 @@ def test_saved_and_restored_in_another_pod(
             (found,) = phos(bus, place, "ps")
             assert found["pid"] == restored.pid
             assert (found["state"], found["hook"]) == ("running", "hooked")
+
+
+def changed(archive: Path, kind: str, elsewhere: Path) -> bytes:
+    """The archive of a checkpoint, as a pod's user may have made it: other memory, or a link to a
+    file of the machine that has what was there.
+    """
+    made = io.BytesIO()
+    with tarfile.open(archive) as saved, tarfile.open(fileobj=made, mode="w") as tar:
+        for member in saved:
+            file = saved.extractfile(member) if member.isfile() else None
+            data = file.read() if file is not None else b""
+            if re.search(r"phos-[^/]*\.pack$", member.name):
+                if kind == "memory":
+                    data = data[:-1] + bytes([data[-1] ^ 1])
+                else:
+                    elsewhere.write_bytes(data)
+                    member.type, member.linkname, member.size = tarfile.SYMTYPE, str(elsewhere), 0
+            tar.addfile(member, io.BytesIO(data) if member.isfile() else None)
+    return made.getvalue()
+
+
+def test_an_image_that_its_pods_user_has_changed(
+    bus: str, place: Path, undisturbed: Undisturbed
+) -> None:
+    """Nothing of it runs, and the one that was saved is restored afterwards."""
+    import grpc
+
+    with phosd(bus, place), cri.containerd(place, LIBDIR) as runtime:
+        given = cri.with_volumes(cri.settings("single", place), runtime)
+        archive = place / "archive.tar"
+        with runtime.pod("trainer-0") as pod:
+            container = pod.container(f"{runtime.registry.host}/folders:test", **given)
+            contained(container, place).wait_for_steps(3)
+            container.checkpoint(archive)
+        for kind, refusal in {"memory": "criu failed", "link": "refusing to restore"}.items():
+            data = changed(archive, kind, place / "elsewhere")
+            image = runtime.pull(kind, data, IS_CHECKPOINT)
+            with (
+                runtime.pod(kind) as pod,
+                pytest.raises(grpc.RpcError, match=refusal),
+            ):
+                pod.container(image, **given)
+            assert not phos(bus, place, "ps")
+        image = runtime.pull("saved", archive.read_bytes(), IS_CHECKPOINT)
+        with runtime.pod("trainer-1") as pod:
+            restored = contained(pod.container(image, **given), place)
+            restored.more_steps(2)
+            right(restored, undisturbed)
 
 
 def states(bus: str, place: Path) -> set[str]:
