@@ -107,8 +107,9 @@ class Connection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Cgroups(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Where the root of a tree was, by hierarchy, and what was limited there.
 
-    The names are those of ``system/cgroups.py``. ``invocation`` is that of systemd's unit, whose
-    name another may have by now; empty: not known, as in older images.
+    The names are those of ``system/cgroups.py``. ``invocation`` is that of systemd's unit, and
+    after a colon that of Slurm's step, whose names others may have by now; empty: there are none,
+    or not known, as in older images.
     """
 
     paths: dict[str, str]

@@ -7,7 +7,7 @@ Slurm tracks them by something else (``ProctrackType``) they are in none of its 
 import contextlib
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,6 +41,22 @@ def step_of(pid: int) -> SlurmStep | None:
         if found := _STEP.fullmatch(path):
             return SlurmStep(int(found[1]), found[2])
     return None
+
+
+def run_of(paths: Mapping[str, str]) -> str:
+    """Return an id of the step that these cgroups, by hierarchy, are of; empty if they are of none
+    that exists.
+
+    Slurm gives the numbers of jobs again, and slurmstepd's unit is that of all jobs. The kernel
+    gives the number of a cgroup's folder to no other one until the machine is booted anew.
+    """
+    for hierarchy, path in paths.items():
+        step = _STEP.fullmatch(path)
+        place = cgroups.folder(hierarchy, path[: step.end(2)]) if step else None
+        if place is not None:
+            with contextlib.suppress(FileNotFoundError):
+                return str(place.stat().st_ino)
+    return ""
 
 
 @contextlib.contextmanager

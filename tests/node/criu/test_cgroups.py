@@ -15,6 +15,7 @@ from phosd.engine.criu.run.cgroup_place import Surroundings
 from phosd.engine.image.cpu_manifest import Cgroups
 from phosd.engine.program import tree
 from phosd.engine.system import cgroups, procfs
+from phosd.engine.system.slurm_steps import step_of
 from phosd.errors import Busy, Unsupported
 from tests.node.criu.life import COUNTER, USER, Life, wait_for
 from tests.support.harness import running
@@ -103,6 +104,36 @@ def test_without_its_limits_it_is_not_restored(life: Life, limited: Limited) -> 
     life.restore()
     life.counts_on()
     assert cgroups.memberships(life.pid)[limited.hierarchy] == limited.path
+
+
+def test_a_step_with_the_same_number_is_anothers(lives: Callable[[int], Life]) -> None:
+    """Slurm gives numbers again. The program stays out of what may be another user's job by now."""
+    below = "-slurmstepd.scope/job_7/step_0"
+    step = cgroups.folder(hierarchy("freezer"), f"/phos-test-{os.getpid()}{below}")
+    assert step is not None
+    step.mkdir(parents=True)
+    life = lives(USER)
+    life.start(COUNTER)
+    (step / "cgroup.procs").write_text(str(life.pid))
+    try:
+        assert str(step_of(life.pid)) == "7.0"
+        life.counts_on()
+        saved = cgroup_place.noted(tree.scan(life.pid))
+        here = Surroundings(cgroups.memberships(os.getpid()))
+        assert step / "cgroup.procs" in cgroup_place.place_of(saved, USER, here).entries
+        life.dump()
+        life.kill()
+        wait_for(lambda: not (step / "cgroup.procs").read_text())
+        step.rmdir()
+        step.mkdir()
+        life.restore()
+        life.counts_on()
+        assert step_of(life.pid) is None
+    finally:
+        life.kill()
+        wait_for(lambda: not (step / "cgroup.procs").read_text())
+        for folder in (step, *step.parents[:2]):
+            folder.rmdir()
 
 
 def test_a_limit_that_holds_anyway_is_not_lost(life: Life, limited: Limited) -> None:

@@ -1,6 +1,7 @@
 """Jobs of a real Slurm are preempted, saved, requeued and go on; and what comes in the way."""
 
 import os
+import pwd
 import random
 import re
 import shutil
@@ -14,9 +15,14 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
+from msgspec.structs import replace
 
+from phosd.engine.criu.run import cgroup_place
+from phosd.engine.criu.run.cgroup_place import Surroundings
+from phosd.engine.program import tree
 from phosd.engine.system import cgroups, stopped_state
 from phosd.engine.system.slurm_steps import step_of
+from phosd.errors import NotAuthorized
 from tests.support import slurm
 from tests.support.harness import SELDOM, parse, undisturbed
 from tests.support.rotation import EVERYTHING, SEED, part, plays
@@ -264,7 +270,9 @@ def test_what_is_refused(cluster: Cluster, bus: str, place: Path) -> None:
 
 @seldom
 def test_another_users_job_stays_what_it_is(cluster: Cluster, bus: str, place: Path) -> None:
-    """A stranger names its program and its image, in an environment as if in the job."""
+    """A stranger names its program and its image, in an environment as if in the job. Neither a
+    process of the job nor its number in an earlier image lets a stranger's program into its step.
+    """
     jobs = Jobs(cluster, bus, place)
     with phosd(bus, place):
         job = jobs.submit(f"srun {jobs.line(3 * STEPS)}")
@@ -278,11 +286,19 @@ def test_another_users_job_stays_what_it_is(cluster: Cluster, bus: str, place: P
             f"suspend({pid}, thaw=True)",
             f"migrate({pid}, '0:1')",
             f"restore({image!r})",
+            f"restore({image!r}, cgroups_of={pid})",
             f"delete({image!r})",
         )
         assert answers == ["NotAuthorized"] * len(answers)
         assert {row["id"] for row in phos(bus, place, "images")} == {image}
         assert str(step_of(pid)) == f"{job}.0"
+        with pytest.raises(NotAuthorized, match="is not of its user"):
+            cgroup_place.of_process(pid, pwd.getpwnam("nobody").pw_uid)
+        theirs = cgroup_place.noted(tree.scan(pid))
+        outside = Surroundings(None, scopes=True)
+        earlier = replace(theirs, invocation=f"{theirs.invocation}1")  # of a job with its number
+        assert cgroup_place.place_of(theirs, 0, outside).entries
+        assert not cgroup_place.place_of(earlier, 0, outside).entries
         jobs.wait_for_end(job)
     jobs.require_right(job, 3 * STEPS)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from phosd.engine.image.cpu_manifest import Cgroups
 from phosd.engine.program.tree import ProcessTree
-from phosd.engine.system import cgroups, procfs
+from phosd.engine.system import cgroups, procfs, slurm_steps
 from phosd.errors import Busy, NoSuchProcess, NotAuthorized, Reason, Unsupported
 
 _ENTER = 'while [ "$1" != -- ]; do echo $$ >"$1" || exit 125; shift; done; shift; exec "$@"'
@@ -41,7 +41,7 @@ def noted(tree: ProcessTree) -> Cgroups:
     a restore brings all of them back into the cgroups of the root.
     """
     paths = cgroups.memberships(tree.root.pid)
-    found = Cgroups(paths, cgroups.limits(paths), cgroups.invocation(paths))
+    found = Cgroups(paths, cgroups.limits(paths), _run_of(paths))
     for process in tree.living:
         others = cgroups.memberships(process.pid)
         if others and others != paths and cgroups.limits(others) != found.limits:
@@ -52,6 +52,11 @@ def noted(tree: ProcessTree) -> Cgroups:
                 reason=Reason.CGROUP,
             )
     return found
+
+
+def _run_of(paths: Mapping[str, str]) -> str:
+    """Return an id of this run of systemd's unit, and of Slurm's step in it, if there are such."""
+    return ":".join(filter(None, (cgroups.invocation(paths), slurm_steps.run_of(paths))))
 
 
 def of_process(pid: int, uid: int) -> Cgroups:
@@ -105,8 +110,8 @@ def place_of(saved: Cgroups | None, uid: int, here: Surroundings) -> Place:
         for name, path in saved.paths.items()
         if (folder := cgroups.folder(name, path)) and (here.paths or {}).get(name) != path
     }
-    # A unit of that name may be another's by now, with other limits, and with them its memory.
-    renewed = saved.invocation not in ("", cgroups.invocation(saved.paths))
+    # A unit or a step of that name may be another's by now, with other limits, and its memory.
+    renewed = saved.invocation not in ("", _run_of(saved.paths))
     for name in folders if not renewed else ():
         if cgroups.frozen(name, saved.paths[name]):
             raise Busy(
