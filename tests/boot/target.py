@@ -32,6 +32,44 @@ def command(program: str, *arguments: str) -> str:
     return shlex.join(["/usr/bin/python3", f"{PLACE}/{program}.py", *(arguments or ("0",))])
 
 
+_UNIT = """\
+[Service]
+User={user}
+Slice=batch.slice
+MemoryMax={most}
+WorkingDirectory=/home/{user}
+ExecStart={command}
+Environment={variables}
+StandardOutput=append:/home/{user}/{name}.log
+KillMode=control-group
+"""
+
+
+def start_unit(machine: Machine, name: str, user: str, command: str, most: str) -> int:
+    """Run a command under the hook as a service, as batch systems do, which has ``most`` memory;
+    its pid. Its output is in ``NAME.log`` of the user's home.
+    """
+    gpu = {
+        "LD_LIBRARY_PATH": "/usr/lib/phos/softgpu",
+        "LD_PRELOAD": "/usr/lib/phos/libphos_hook.so",
+    }
+    variables = shlex.join(f"{name}={value}" for name, value in {**VARIABLES, **gpu}.items())
+    text = _UNIT.format(name=name, user=user, command=command, variables=variables, most=most)
+    log = f"/home/{user}/{name}.log"
+    machine.run(f"touch {log} && chown {user}: {log}", unit=False)
+    machine.put(_unit_file(name), text)
+    machine.run(f"systemctl daemon-reload; systemctl start {name}")
+    return int(machine.run(f"systemctl show --property=MainPID --value {name}", unit=False))
+
+
+def remove_unit(machine: Machine, name: str) -> None:
+    machine.run(f"rm {_unit_file(name)}; systemctl daemon-reload")
+
+
+def _unit_file(name: str) -> str:
+    return f"/etc/systemd/system/{name}.service"
+
+
 @dataclass(frozen=True)
 class Target:
     """A running program. ``pid`` is the machine's number for it, ``output`` the path there."""

@@ -245,35 +245,11 @@ def test_restarts_beside_users_who_want_its_places(booted: Machine, program: Tar
     phos(booted, f"rm {image}")
 
 
-_BATCH = """\
-[Service]
-User={user}
-Slice=batch.slice
-MemoryMax={most}
-WorkingDirectory=/home/{user}
-ExecStart={command}
-Environment={variables}
-StandardOutput=append:/home/{user}/slot.log
-KillMode=control-group
-"""
-
-
 def test_it_does_not_go_on_in_a_unit_that_is_anothers_by_now(booted: Machine) -> None:
     """With that one's limits and memory, and with its end: batch systems use names again."""
-    gpu = {
-        "LD_LIBRARY_PATH": "/usr/lib/phos/softgpu",
-        "LD_PRELOAD": "/usr/lib/phos/libphos_hook.so",
-    }
-    given = {**target.VARIABLES, **gpu}
-    variables = shlex.join(f"{name}={value}" for name, value in given.items())
-    place = "/etc/systemd/system/slot.service"
-    booted.put("/home/ann/slot.log", "", owner="ann")
 
     def run(user: str, command: str, most: str) -> int:
-        text = _BATCH.format(user=user, command=command, variables=variables, most=most)
-        booted.put(place, text)
-        booted.run("systemctl daemon-reload; systemctl start slot")
-        return int(show(booted, "MainPID", "slot.service"))
+        return target.start_unit(booted, "slot", user, command, most)
 
     pid = run("ann", target.command("single"), "4G")
     wait_until(lambda: any(p["pid"] == pid for p in phos(booted, "ps")), "her program")
@@ -290,7 +266,7 @@ def test_it_does_not_go_on_in_a_unit_that_is_anothers_by_now(booted: Machine) ->
     assert running.alive, "it has ended with another's service"
     running.kill()
     phos(booted, f"rm {image}")
-    booted.run(f"rm {place}; systemctl daemon-reload")
+    target.remove_unit(booted, "slot")
 
 
 def test_the_package_stays_while_a_program_is_suspended(
