@@ -98,18 +98,21 @@ def listening(address: "str | Path") -> Iterator[socket.socket]:
 
 
 @contextlib.contextmanager
-def lying(listener: socket.socket) -> Iterator[threading.Thread]:
-    """Send a socket that lingers to the first who connects, until the end of the block."""
-    over = threading.Event()
+def lying(listener: socket.socket) -> Iterator[threading.Event]:
+    """Send a socket that lingers to the first who connects, until the end of the block. The event
+    says that it is in no other place: a close before that would be none that waits.
+    """
+    over, sent = threading.Event(), threading.Event()
 
     def serve() -> None:
         connection, _ = listener.accept()
         with connection, lingering_in(connection):
+            sent.set()
             over.wait(PATIENCE)
 
     thread = threading.Thread(target=serve, daemon=True)
     thread.start()
-    yield thread
+    yield sent
     over.set()
     thread.join(PATIENCE)
 
@@ -126,10 +129,11 @@ def strangers_first(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def a_callers_stream(monkeypatch: pytest.MonkeyPatch, place: Path) -> None:
     def import_() -> None:
-        with CallerStream(NAME, os.geteuid(), Cancellation(), within=1) as stream:
+        with CallerStream(NAME, os.geteuid(), Cancellation(), within=2) as stream:
+            assert sent.wait(PATIENCE)
             stream.receive(4096)
 
-    with listening(NAME) as listener, lying(listener):
+    with listening(NAME) as listener, lying(listener) as sent:
         ends(import_, "an import")
 
 
@@ -307,6 +311,22 @@ def test_phosd_serves_the_others(
         for _ in range(3):
             left = stack.enter_context(connected_as(service))
             stack.enter_context(lingering_in(left))
+
+
+def test_who_sends_descriptors_is_told(tmp_path: Path) -> None:
+    """By a kernel that can tell; another one passes them, and the tests above are about these."""
+    with (
+        unix_sockets.listening(tmp_path / "socket") as listener,
+        connected(tmp_path / "socket") as mine,
+        listener.accept()[0] as connection,
+    ):
+        try:
+            mine.getsockopt(socket.SOL_SOCKET, unix_sockets.PASS_RIGHTS)
+        except OSError:
+            assert unix_sockets.takes_descriptors(connection)
+        else:
+            with pytest.raises(PermissionError):
+                socket.send_fds(mine, [b"x"], [0])
 
 
 _STRANGER = """

@@ -259,6 +259,18 @@ def test_nobody_asks_for_a_process_of_another_user(
     assert answer[HEADER.size :].decode().startswith(said)
 
 
+def test_nobody_is_identified_by_the_pid_of_who_has_ended(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process has the pid when phosd accepts the connection."""
+    monkeypatch.setattr(unix_sockets, "peer_lives", lambda _: False)
+    with connected(service) as connection:
+        connection.sendall(message())
+        answer = connection.recv(4096)
+    assert HEADER.unpack(answer[: HEADER.size])[4] == Status.BUSY
+    assert answer[HEADER.size :].decode().startswith(f"NoSuchProcess: process {ME} has ended")
+
+
 def test_who_has_ended_is_known_to_have(tmp_path: Path) -> None:
     with unix_sockets.listening(tmp_path / "socket") as listener:
         code = "import socket, sys; socket.socket(socket.AF_UNIX).connect(sys.argv[1])"
