@@ -20,6 +20,10 @@ SAVABLE = {
     "NCCL_CUMEM_HOST_ENABLE": "0",
 }
 """Variables by which libraries do without what cannot be saved."""
+_OPENCL = Path("/etc/OpenCL/vendors")
+"""Where OpenCL's loaders look for the drivers of vendors: a file for each, with its library."""
+_OTHER_PLACES = ("OCL_ICD_VENDORS", "OPENCL_VENDOR_PATH")
+"""Variables with another place for that."""
 
 
 def environment(
@@ -38,6 +42,12 @@ def environment(
             f"phos: NCCL does without what cannot be saved ({' '.join(settings_of_nccl)}); set "
             "these variables to decide otherwise"
         )
+    if settings_of_opencl := do_without_nvidias_opencl(variables):
+        settings.note(
+            "phos: the program finds no OpenCL of NVIDIA, which would open the GPU beside CUDA and "
+            f"cannot be saved ({' '.join(settings_of_opencl)}); set OCL_ICD_VENDORS to decide "
+            "otherwise"
+        )
     if _use_software_gpu(gpu):
         prepend(variables, "LD_LIBRARY_PATH", cuda.software_gpu())
         why = "as you asked" if gpu == "soft" else "there is no GPU here"
@@ -48,7 +58,7 @@ def environment(
             settings.note("phos: managed memory is in the host; the GPU fetches it at each access")
     if runtime_dir is not None:
         variables["PHOS_RUNTIME_DIR"] = str(runtime_dir.absolute())
-    _require_hook_folder(settings, (runtime_dir or DEFAULT_RUNTIME) / "hook")
+    _tell_of_hook_folder(settings, (runtime_dir or DEFAULT_RUNTIME) / "hook")
     return variables
 
 
@@ -57,6 +67,25 @@ def do_without_what_cannot_be_saved(environment: dict[str, str]) -> list[str]:
     added = {name: value for name, value in SAVABLE.items() if name not in environment}
     environment |= added
     return [f"{name}={value}" for name, value in added.items() if name.startswith("NCCL_")]
+
+
+def do_without_nvidias_opencl(environment: dict[str, str], vendors: Path = _OPENCL) -> list[str]:
+    """Keep OpenCL's loaders from NVIDIA's driver, which they load for whoever asks for devices, as
+    OpenCV does. The drivers of other vendors stay. Returns the variables that were set, as
+    assignments: none if the program was told where to look, or NVIDIA's is not installed.
+    """
+    if any(name in environment for name in _OTHER_PLACES):
+        return []
+    libraries = [file.read_text(errors="replace").strip() for file in sorted(vendors.glob("*.icd"))]
+    others = [library for library in libraries if "nvidia" not in library]
+    if len(others) == len(libraries):
+        return []
+    added = {"OCL_ICD_VENDORS": str(hook_library().parent)}  # a folder without any
+    if others:
+        before = environment.get("OCL_ICD_FILENAMES")
+        added["OCL_ICD_FILENAMES"] = ":".join([*others, *([before] if before else [])])
+    environment |= added
+    return [f"{name}={value}" for name, value in added.items()]
 
 
 def _use_software_gpu(choice: str) -> bool:
@@ -84,13 +113,13 @@ def prepend(environment: dict[str, str], variable: str, path: Path) -> None:
     environment[variable] = f"{path}:{before}" if before else str(path)
 
 
-def _require_hook_folder(settings: Settings, folder: Path) -> None:
-    """Warn when the hook cannot make its socket, since phosd will then not find the program."""
-    if not folder.exists() and os.geteuid() == 0:
-        folder.mkdir(parents=True, exist_ok=True)
-        folder.chmod(0o1777)
-    if not os.access(folder, os.W_OK | os.X_OK):
+def _tell_of_hook_folder(settings: Settings, folder: Path) -> None:
+    """Say it if the hook cannot make its socket, so that phosd does not find the program."""
+    own = folder / str(os.getuid())  # phosd makes it for the first program that asks
+    if not folder.is_dir():
+        settings.note(f"phos: {folder} is not there: phosd finds the program once it is started")
+    elif own.exists() and not os.access(own, os.W_OK | os.X_OK):
         settings.note(
-            f"phos: {folder} is not there or not writable, so phosd will not find the hook of "
-            "this program; start phosd once, or use --runtime-dir"
+            f"phos: {own} is not writable for you, so phosd will not find the hook of this "
+            "program; remove that as root"
         )

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from phosd.engine.criu.dump.check import check
 from phosd.engine.criu.images.image_file import Field, ImageFile, fields, message
 from phosd.engine.criu.run.driver_devices import DriverDevices
 from phosd.engine.program import tree
@@ -182,11 +183,15 @@ def test_who_was_checkpointed_has_none_left(life: Life, place: Path, device: Pat
     life.counts_on()
 
 
-def test_what_opencl_has_is_named(life: Life, place: Path, device: Path) -> None:
+@pytest.mark.parametrize("when", ["before it is stopped", "stopped"])
+def test_opencl_is_named(when: str, life: Life, place: Path, device: Path) -> None:
     life.start(PROGRAM, str(device), str(library(place, "libnvidia-opencl.so.580")))
     life.counts_on()
-    with pytest.raises(Unsupported, match=f"still has {device} after .* has OpenCL loaded"):
-        life.dump(checkpointed=frozenset({life.pid}))
+    with pytest.raises(Unsupported, match=f"{life.pid} .*has NVIDIA's OpenCL loaded, of which"):
+        if when == "stopped":
+            life.dump(checkpointed=frozenset({life.pid}))
+        else:
+            check(life.criu, tree.scan(life.pid))
     life.counts_on()
 
 

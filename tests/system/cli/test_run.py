@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from phosd.cli.run_command.environment import do_without_nvidias_opencl
 from tests.support.harness import alive, running, users_hooks, wait_until
 
 PHOS = [sys.executable, "-m", "phosd.cli.main"]
@@ -211,6 +212,7 @@ def test_the_environment_changes_by_the_hook_and_the_software_gpu_only(
     savable = {"UV_USE_IO_URING", "NCCL_NVLS_ENABLE", "NCCL_CUMEM_HOST_ENABLE"}
     for name in savable:
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("OCL_ICD_VENDORS", "")  # it was asked for
     bare = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
     done = phos_run(sys.executable, "-c", code)
     before, after = json.loads(bare.stdout), json.loads(done.stdout)
@@ -219,6 +221,48 @@ def test_the_environment_changes_by_the_hook_and_the_software_gpu_only(
     assert {after[name] for name in savable} == {"0"}
     assert after["LD_PRELOAD"].split(":")[0].endswith("libphos_hook.so")
     assert (Path(after["LD_LIBRARY_PATH"].split(":")[0]) / "libcuda.so.1").exists()
+
+
+@pytest.mark.parametrize(
+    ("vendors", "given", "others"),
+    [
+        ({}, {}, None),
+        ({"intel": "libintelocl.so"}, {}, None),
+        ({"nvidia": "libnvidia-opencl.so.1"}, {"OCL_ICD_VENDORS": "/etc/OpenCL/vendors"}, None),
+        ({"nvidia": "libnvidia-opencl.so.1"}, {"OPENCL_VENDOR_PATH": "/opt"}, None),
+        ({"nvidia": "libnvidia-opencl.so.1\n"}, {}, ""),
+        ({"nvidia": "libnvidia-opencl.so.1", "pocl": "libpocl.so.2\n"}, {}, "libpocl.so.2"),
+        (
+            {"a": "/opt/liba.so", "b": "libb.so", "nvidia": "/usr/lib/libnvidia-opencl.so.1"},
+            {"OCL_ICD_FILENAMES": "/opt/mine.so"},
+            "/opt/liba.so:libb.so:/opt/mine.so",
+        ),
+    ],
+)
+def test_nvidias_opencl_is_kept_from_a_program_that_was_not_told_where_to_look(
+    tmp_path: Path, vendors: dict[str, str], given: dict[str, str], others: str | None
+) -> None:
+    for name, library in vendors.items():
+        (tmp_path / f"{name}.icd").write_text(library)
+    found = dict(given)
+    said = do_without_nvidias_opencl(found, tmp_path)
+    if others is None:
+        assert (said, found) == ([], given)
+        return
+    assert found.pop("OCL_ICD_FILENAMES", "") == others
+    place = Path(found.pop("OCL_ICD_VENDORS"))
+    assert place.is_dir() and not [*place.glob("*.icd")]
+    assert len(said) == 1 + bool(others) and said[0] == f"OCL_ICD_VENDORS={place}"
+
+
+@pytest.mark.usefixtures("home")
+def test_it_says_why_phosd_will_not_find_the_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "find" not in phos_run("true").stderr
+    monkeypatch.setenv("PHOS_RUNTIME_DIR", str(tmp_path / "elsewhere"))
+    assert "phosd finds the program once it is started" in phos_run("true").stderr
+    assert not (tmp_path / "elsewhere").exists()
 
 
 @pytest.mark.usefixtures("home")

@@ -16,6 +16,7 @@ from phosd.errors import Busy, Reason, Unsupported
 
 TCP_POLICIES = ("refuse", "close")
 
+_OPENCL = "/libnvidia-opencl.so"
 # Not the time namespace: CRIU saves it, and gives each restored program one of its own.
 _NAMESPACES = ("mnt", "pid", "user", "net", "ipc", "uts", "cgroup")
 
@@ -48,6 +49,7 @@ def require_dumpable(
     owner = Owner.of(tree)
     reasons = [
         *_of_processes(tree, home, frozen=checkpointed is not None),
+        *_of_opencl(resources),
         *(_of_driver(resources, checkpointed) if checkpointed is not None else ()),
         *registry.refusals(resources, Choices.of(tcp, owner)),
     ]
@@ -102,6 +104,15 @@ def _of_processes(tree: ProcessTree, home: dict[str, str], *, frozen: bool) -> I
             yield f"{name} is in a container or sandbox (its own {', '.join(foreign)} namespace)"
 
 
+def _of_opencl(resources: TreeResources) -> Iterator[str]:
+    """Yield the processes with NVIDIA's OpenCL, which opens the GPU as soon as it is loaded."""
+    for pid in sorted({each.pid for each in resources.mappings if _OPENCL in each.path}):
+        yield (
+            f"{procfs.describe(pid)} has NVIDIA's OpenCL loaded, of which the driver saves nothing "
+            "(`phos run` keeps it from programs unless OCL_ICD_VENDORS is set)"
+        )
+
+
 def _of_driver(resources: TreeResources, checkpointed: Collection[int]) -> Iterator[str]:
     """Yield the processes that have GPU driver devices which they have neither inherited from a
     user of CUDA nor opened for NVML.
@@ -110,18 +121,12 @@ def _of_driver(resources: TreeResources, checkpointed: Collection[int]) -> Itera
     library mapped, too, and cannot use it; the driver is asked about that once the tree runs again.
     """
     loaded = {each.pid for each in resources.mappings if "/libcuda.so" in each.path}
-    opencl = {each.pid for each in resources.mappings if "/libnvidia-opencl.so" in each.path}
     management = {each.pid for each in resources.of_management}
     for pid in sorted(resources.users_of_driver - management):
         name = procfs.describe(pid)
         if pid in checkpointed:
             held = {_device(each) for each in resources.of_driver if each.pid == pid}
-            other = (
-                ", and has OpenCL loaded, of which the driver saves nothing"
-                if pid in opencl
-                else ""
-            )
-            yield f"{name} still has {', '.join(sorted(held))} after the driver's checkpoint{other}"
+            yield f"{name} still has {', '.join(sorted(held))} after the driver's checkpoint"
         elif pid not in loaded:
             yield f"{name} uses the GPU driver's devices without CUDA (as for OpenGL or Vulkan)"
 
