@@ -62,6 +62,16 @@ class Graph:
             ok(driver.cuGraphExecKernelNodeSetParams(run, self._change, changed))
         del kept
 
+    def launch_within_another(self) -> None:
+        """Run what this graph says now as the child of a graph that is made for it, and wait."""
+        outer = ok(driver.cuGraphCreate(0))
+        ok(driver.cuGraphAddChildGraphNode(outer, None, 0, self._graph))
+        runnable = ok(driver.cuGraphInstantiate(outer, 0))
+        ok(driver.cuGraphLaunch(runnable, 0))
+        ok(driver.cuCtxSynchronize())
+        ok(driver.cuGraphExecDestroy(runnable))
+        ok(driver.cuGraphDestroy(outer))
+
     def become(self, pattern: "Graph") -> None:
         """Run what the other graph says, from now on."""
         ok(driver.cuGraphExecUpdate(self._runnable, pattern._graph))

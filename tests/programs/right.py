@@ -137,6 +137,18 @@ def replaced_graph(kernels: Kernels, field: Field) -> Write:
     return step
 
 
+def nested_graph(kernels: Kernels, field: Field) -> Write:
+    """A graph within a graph."""
+    inner = Graph(kernels, field)
+
+    def step(number: int, seed: int) -> None:
+        for block in field.blocks:
+            inner.aim(block, number, seed, only_pattern=True)
+            inner.launch_within_another()
+
+    return step
+
+
 def one_chunk(kernels: Kernels, field: Field) -> Write:
     """Two threads write words of the same chunk at the same time, each on a stream of its own."""
     flag = driver.CUstream_flags.CU_STREAM_NON_BLOCKING
@@ -269,6 +281,7 @@ WAYS = {
             twice_mapped,
             updated_graph,
             replaced_graph,
+            nested_graph,
         ),
         *(one_chunk, thread_streams, default_stream, pinned, reallocated),
         *(turned_over, growing),

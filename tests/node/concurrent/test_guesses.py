@@ -54,6 +54,7 @@ RIGHT = (
         "twice_mapped",
         "updated_graph",
         "replaced_graph",
+        "nested_graph",
     ),
     *("one_chunk", "thread_streams", "default_stream", "pinned", "reallocated"),
 )
