@@ -29,7 +29,7 @@ Fallback = Literal["auto", "none"]
 Tcp = Literal["refuse", "close"]
 Then = Literal["run", "end", "hold"]
 Where = Literal["auto", "memory", "disk"]
-Files = Literal["keep", "cut"]
+Files = Literal["rollback", "keep", "cut"]
 CloneFiles = Literal["copy", "share", "refuse"]
 
 
@@ -209,10 +209,11 @@ class RestoreOptions(JobOptions, total=False):
     files: Annotated[
         Files,
         Said(
-            "What becomes of files that the program only wrote to and that have grown since: "
-            "`keep` them, which refuses those that are not appended to, or `cut` them to their old "
-            "length, with the rest in a file beside.",
-            "keep",
+            "What becomes of files that have changed since: `rollback` puts those back that the "
+            "image has, `cut` cuts those to their old length that the program only wrote to and "
+            "that have grown, `keep` does neither. Others are refused, unless they are only "
+            "appended to. What is replaced or cut stays in a file beside.",
+            "rollback",
         ),
     ]
     output: Annotated[
@@ -279,7 +280,9 @@ class VerifyOptions(JobOptions, total=False):
             feature="rehearsals",
         ),
     ]
-    files: Annotated[Files, Said("With `rehearse`: as of a restore.", "keep", feature="rehearsals")]
+    files: Annotated[
+        Files, Said("With `rehearse`: as of a restore.", "rollback", feature="rehearsals")
+    ]
 
 
 class MigrateOptions(StopOptions, total=False):

@@ -1,5 +1,7 @@
 """Implement ``phos verify``: compare images with their digests, or rehearse their restores."""
 
+from typing import get_args
+
 import click
 
 from phosd.cli import options
@@ -7,6 +9,7 @@ from phosd.cli.job import summary, watch
 from phosd.cli.names import resolve
 from phosd.cli.settings import Settings, command
 from phosd.client.daemon import Properties
+from phosd.interface.options import Files
 
 
 @command()
@@ -20,7 +23,7 @@ from phosd.client.daemon import Properties
 )
 @click.option(
     "--files",
-    type=click.Choice(["keep", "cut"]),
+    type=click.Choice(get_args(Files)),
     help="With --rehearse: as of `phos restore`.",
 )
 def verify(settings: Settings, images: tuple[str, ...], rehearse: bool, files: str | None) -> None:
@@ -38,7 +41,7 @@ def verify(settings: Settings, images: tuple[str, ...], rehearse: bool, files: s
         raise click.UsageError("--files says how to --rehearse")
     given: dict[str, bool | str] = {}
     if rehearse:  # an older phosd knows neither
-        given = {"rehearse": True, "files": files or "keep"}
+        given = {"rehearse": True, **({"files": files} if files else {})}
 
     def verify_one(image: str) -> None:
         image = resolve(settings, image)

@@ -43,6 +43,24 @@ class MemoryFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     mode: int
 
 
+class WrittenFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A file on a disk that the tree might write to, and where its bytes of the stop are saved.
+
+    ``saved`` is relative to the tree's folder; ``mode`` has the permission bits. ``inode``: a
+    program may have noted which file it is, as sqlite does. ``mapped``: shared and writable, so
+    that its times do not tell when it was written.
+    """
+
+    path: str
+    saved: str
+    size: int
+    mode: int
+    gid: int
+    inode: int
+    mtime_ns: int
+    mapped: bool = False
+
+
 class MappedFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A program or library file that is mapped; ``size`` in bytes.
 
@@ -138,6 +156,7 @@ class CpuDetails(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     endpoints: tuple[Endpoint, ...] = ()
     open_files: tuple[OpenFile, ...] = ()
     memory_files: tuple[MemoryFile, ...] = ()
+    written_files: tuple[WrittenFile, ...] = ()
     mapped_files: tuple[MappedFile, ...] = ()
     cgroups: Cgroups | None = None
     connections: tuple[Connection, ...] = ()

@@ -238,6 +238,7 @@ def _check_image(image: Manifest, demand: _Demand) -> None:
         outlets = len(details.endpoints)
         demand(outlets <= _MOST_ENDPOINTS, f"has {outlets} outputs, more than a restore passes on")
         demand(len(details.memory_files) <= _MOST_MEMORY_FILES, "has more files in memory than fit")
+        demand(len(details.written_files) <= _MOST_MEMORY_FILES, "brings more files than fit")
         demand(len(set(details.groups)) == len(details.groups), "has a group twice")
         lists = (details.groups, details.open_files, details.mapped_files)
         demand(max(map(len, lists)) <= _MOST_ITEMS, "lists more than a program has")

@@ -3,6 +3,8 @@
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
+from phosd.engine.criu.dump import written_files
+from phosd.engine.criu.run.tree_resources import TreeResources
 from phosd.engine.image.manifest import CHUNK, Manifest
 from phosd.engine.image.tier import ExpectedSize
 from phosd.engine.memory import reservation
@@ -147,6 +149,7 @@ def context_bytes() -> int:
 def _estimate(group: CheckpointGroup, mode: str) -> Needs:
     context = context_bytes()
     resident = sum(_private_bytes(p.pid) for tree in group.trees for p in tree.living)
+    resident += sum(written_files.chosen(TreeResources.of(t)).byte_count for t in group.trees)
     contexts = context * len(group.users)
     blocks = sum(b.size for link in group.links for b in link.list_blocks())
     if mode != "driver":

@@ -1,12 +1,16 @@
 """Read which mounts a process sees, and which one an open file is on."""
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 from phosd.engine.system import procfs
+
+_ESCAPED = re.compile(r"\\([0-7]{3})")
+"""What the kernel writes for blanks, line ends and backslashes in names."""
 
 
 def mount_of(descriptor: int) -> int:
@@ -53,6 +57,17 @@ def mounts(pid: int | Literal["self"]) -> Iterator[Mount]:
 def mount_types(pid: int) -> dict[int, str]:
     """Return the type of the file system of every mount that ``pid`` sees, by the mount's id."""
     return {mount.id: mount.kind for mount in mounts(pid)}
+
+
+def kind_at(pid: int, path: str) -> str:
+    """Return the type of the file system that ``pid`` sees at an absolute path without links."""
+    kind, longest = "", -1
+    for mount in mounts(pid):
+        place = _ESCAPED.sub(lambda found: chr(int(found[1], 8)), mount.place)
+        inside = path == place or path.startswith(place.rstrip("/") + "/")
+        if inside and len(place) >= longest:  # a later one lies above those before
+            kind, longest = mount.kind, len(place)
+    return kind
 
 
 def memory_devices() -> frozenset[int]:

@@ -23,9 +23,10 @@ def restore(screen: NodeScreen, images: Sequence[Image]) -> None:
 def restore_with(screen: NodeScreen, image: Image) -> None:
     """Restore one image, asking for options first."""
     choices: list[Choice | Field] = [
-        Choice("files", "Files that the program only wrote, and that grew since",
-               [("keep them: the restore is refused", "keep"),
-                ("cut them to their length; the rest is put beside", "cut")]),
+        Choice("files", "Files that have changed since",
+               [("put those back that the image has; the newer stay beside", "rollback"),
+                ("cut those that have grown to their length; the rest is put beside", "cut"),
+                ("keep them: the restore is refused", "keep")]),
         Field("output", "Where its output goes, if that was a pipe or a terminal",
               hint="/path/of/a/file", check=_output_trouble),
         Field("gpu", "On which GPU; OLD:NEW,... if it used several",

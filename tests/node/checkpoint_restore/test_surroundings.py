@@ -14,7 +14,7 @@ from phosd.engine.job.progress import Progress
 from phosd.engine.node.node import Node
 from phosd.engine.operations.checkpoint import CheckpointOptions, checkpoint
 from phosd.engine.operations.restore.options import RestoreOptions
-from phosd.engine.operations.restore.restore import restore
+from phosd.engine.operations.restore.restore import restore, try_restore
 from phosd.errors import PhosError, Unsupported
 from tests.node.checkpoint_restore.conftest import Starter
 from tests.node.checkpoint_restore.cycle import AFTER, Undisturbed, check, save
@@ -136,21 +136,38 @@ def test_connections_to_outside_are_refused_unless_they_may_be_closed(
     assert closed == [b"outer connection closed"]
 
 
-def test_a_database_that_changed_is_never_cut(node: Node, start: Starter, place: Path) -> None:
+def test_a_database_that_changed_comes_back_and_is_never_cut(
+    node: Node, start: Starter, place: Path, undisturbed: Undisturbed
+) -> None:
     path = place / "steps.db"
     target = start("database", arguments=("0", str(path)))
     target.wait_for_steps(5)
     image = save(node, target, "stop").id
     target.more_steps(AFTER)
     target.kill()
+    original = target.values()
     before = path.read_bytes()
     for files in ("keep", "cut"):
         with pytest.raises(PhosError, match=r"steps\.db"):
             restore(node, image, RestoreOptions(files=files), Progress())
     assert path.read_bytes() == before
     assert not alive(target.pid)
-    (verdict,) = sqlite3.connect(path).execute("pragma integrity_check").fetchone()
-    assert verdict == "ok"
+    (told,) = [
+        each
+        for each in try_restore(node, image, RestoreOptions(), Progress())
+        if each.what == "files"
+    ]
+    assert told.trouble is None and f"{path} is put back; the newer one stays" in told.text
+    assert path.read_bytes() == before
+    mark, progress = target.position(), Progress()
+    restore(node, image, RestoreOptions(), progress)
+    check(target.wait_for_steps(AFTER, since=mark), original, {})
+    assert any(f"{path} is put back" in note for note in progress.notes)
+    (newer,) = place.glob("steps.db.phos-newer-*")
+    assert newer.read_bytes() == before
+    for each in (path, newer):
+        (verdict,) = sqlite3.connect(each).execute("pragma integrity_check").fetchone()
+        assert verdict == "ok"
 
 
 def test_named_shared_memory_goes_back(

@@ -58,20 +58,21 @@ def grown(life: Life) -> Path:
     return written
 
 
-def test_a_grown_file_is_refused_by_default(life: Life) -> None:
+def test_a_grown_file_is_refused_if_so_chosen(life: Life) -> None:
     written = grown(life)
     before = written.read_bytes()
     with pytest.raises(Unsupported, match=r"written has grown by \d+ bytes \(files=cut"):
-        life.restore()
+        life.restore(files=Policy.KEEP)
     assert written.read_bytes() == before
 
 
 @pytest.mark.parametrize("uid", [0, USER])
-def test_a_grown_file_is_cut_on_request(lives: Callable[[int], Life], uid: int) -> None:
+@pytest.mark.parametrize("policy", [Policy.CUT, Policy.ROLLBACK])
+def test_a_grown_file_is_cut(policy: Policy, lives: Callable[[int], Life], uid: int) -> None:
     life = lives(uid)
     written = grown(life)
     before = written.read_bytes()
-    life.restore(files=Policy.CUT).settle()
+    life.restore(files=policy).settle()
     values = life.counts_on(written)
     assert values == list(range(1, len(values) + 1)), "as if nothing had happened"
     (tail,) = life.home.glob("written.phos-tail-*")

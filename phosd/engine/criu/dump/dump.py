@@ -13,6 +13,7 @@ from phosd.engine.criu.dump.driver_files import DriverFiles
 from phosd.engine.criu.dump.files import Files
 from phosd.engine.criu.dump.output import Output
 from phosd.engine.criu.dump.preflight import Dumpable
+from phosd.engine.criu.dump.written_files import WrittenFiles
 from phosd.engine.criu.images import rseq_areas
 from phosd.engine.criu.images.core_image import parent_death_signal
 from phosd.engine.criu.images.digests import digests
@@ -156,6 +157,7 @@ class Dump:
         yield self._devices
         yield from registry.dump_parts(folder, Choices.of(options.tcp, owner))
         yield Files(before, folder, owner)
+        yield WrittenFiles(before, folder)
         if self._pages is not None:
             yield CopiedPages(self._pages, lambda: self._running.goes_on())
         if self.tracer is not None:

@@ -4,25 +4,33 @@ from enum import StrEnum
 
 import msgspec
 
-from phosd.engine.image.cpu_manifest import MappedFile, MemoryFile, OpenFile
+from phosd.engine.image.cpu_manifest import MappedFile, MemoryFile, OpenFile, WrittenFile
 
 
 class Policy(StrEnum):
-    """The treatment of a file that is only written to and has grown since the checkpoint."""
+    """The treatment of files that are not as they were at the checkpoint.
 
+    ``KEEP`` refuses them. ``CUT`` cuts those that were only written to and have grown. ``ROLLBACK``
+    also puts those back whose bytes are in the image. What was there stays beside.
+    """
+
+    ROLLBACK = "rollback"
     KEEP = "keep"
     CUT = "cut"
 
 
 class Change(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A change of ``path``. ``beside`` holds what was there: a file's tail, or the whole file.
-    ``folder`` marks a folder that was made.
+    ``folder`` marks a folder that was made, ``stays`` that what is beside is to stay there, and
+    ``in_place`` that the file itself was written, of which a copy is beside.
     """
 
     path: str
     beside: str
     cut_to: int | None = None
     folder: bool = False
+    stays: bool = False
+    in_place: bool = False
 
 
 class Outputs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -62,7 +70,8 @@ class Copied(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Orders(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The orders. ``sources`` are inherited descriptors of the memory files' saved bytes.
+    """The orders. ``sources`` are inherited descriptors of the saved bytes of the memory files, and
+    ``written`` those of the written files.
 
     ``mark`` goes into the names of files kept beside. ``undo`` are changes to undo; ``settle`` are
     changes to keep, so that replaced memory files can be removed (cut tails are kept). ``folders``
@@ -81,6 +90,8 @@ class Orders(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     open_files: tuple[OpenFile, ...] = ()
     memory_files: tuple[MemoryFile, ...] = ()
     mapped_files: tuple[MappedFile, ...] = ()
+    written_files: tuple[WrittenFile, ...] = ()
+    written: tuple[int, ...] = ()
     sources: tuple[int, ...] = ()
     undo: tuple[Change, ...] = ()
     settle: tuple[Change, ...] = ()
@@ -91,6 +102,11 @@ class Orders(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     needed: tuple[str, ...] = ()
     copies: tuple[Copied, ...] = ()
     outputs_made: tuple[str, ...] = ()
+
+    @property
+    def inherited(self) -> tuple[int, ...]:
+        """The descriptors that whoever carries them out needs."""
+        return (*self.sources, *self.written)
 
 
 class Inode(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -103,6 +119,8 @@ class Inode(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The answer. ``problems`` are sentences for the user; if there are any, nothing was changed.
+    ``told`` says what is done, or would be, with files that are not as they were, and ``back`` are
+    those that are put back.
 
     ``outputs`` are the folders found or removed. ``digests`` are empty for files that
     cannot be read; ``closed`` are the folders in which the owner cannot make files, and ``inodes``
@@ -115,3 +133,5 @@ class Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     digests: tuple[str, ...] = ()
     closed: tuple[str, ...] = ()
     inodes: tuple[Inode, ...] = ()
+    told: tuple[str, ...] = ()
+    back: tuple[str, ...] = ()

@@ -154,7 +154,7 @@ def work(
     orders: Orders, patience: float = LONG_TIMEOUT, cancellation: Cancellation | None = None
 ) -> Answer:
     """Let one process carry out ``orders`` alone, as :meth:`Worker.ask` does."""
-    with Worker(orders.uid, orders.sources) as worker:
+    with Worker(orders.uid, orders.inherited) as worker:
         return worker.ask(orders, patience, cancellation)
 
 
@@ -163,7 +163,8 @@ def require_usable(answer: Answer) -> None:
     if answer.problems:
         raise Unsupported(
             "the program's files are not as they were: " + "; ".join(answer.problems[:5]),
-            hint="bring them back to their state at the checkpoint and try again",
+            hint="bring them back to their state at the checkpoint and try again; files=rollback "
+            "puts those back that the image has",
             reason=Reason.CHANGED_FILES,
         )
 

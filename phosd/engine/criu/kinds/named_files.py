@@ -18,13 +18,17 @@ from phosd.engine.criu.run.invocation import Owner
 from phosd.engine.criu.run.tree_resources import ONE_USER, TreeResources
 from phosd.engine.image.cpu_manifest import CpuDetails
 from phosd.engine.program.tree import ProcessTree
-from phosd.engine.system.file_status import known_status
-from phosd.engine.system.mounts import memory_devices
+from phosd.engine.system.file_status import LOCAL, known_status
+from phosd.engine.system.mounts import kind_at, memory_devices
 from phosd.engine.system.procfs import Mapping
 from phosd.errors import ImageCorrupt
 
 NOT_ON_DISK = ("/dev/", "/memfd:", "/anon_hugepage", "/SYSV")
 """Prefixes of mapped paths that are not files on disk."""
+MOST_WRITTEN = 4 << 30
+"""The bytes of all files on disks of a tree that are saved, at most."""
+MOST_FILES = 1000
+"""The number of them at most: each takes a descriptor while an image is restored."""
 _DELETED = " (deleted)"
 _NOT_FILES = ("/dev/", "/proc/", "/sys/")
 _IN_MEMORY = "/dev/shm/"
@@ -36,7 +40,7 @@ class NamedFiles(FileKind):
         for mapping in mappings:
             if mapping.path.startswith("/SYSV"):
                 yield f"pid {mapping.pid} maps {mapping.path}, which is System V shared memory"
-        yield from _shared_with_disk(mappings)
+        yield from _not_savable(mappings, Owner.of(tree.tree))
         yield from _of_one_user(mappings)
         deleted = (each for each in mappings if each.path.endswith(_DELETED))
         replaced = [each for each in deleted if not each.path.startswith(NOT_ON_DISK)]
@@ -47,10 +51,12 @@ class NamedFiles(FileKind):
             )
 
     def require_sound(self, details: CpuDetails, sizes: Sizes) -> None:
-        for memory in details.memory_files:
-            if sizes.get(memory.saved) != memory.size:
+        saved = [(file.saved, file.size) for file in details.memory_files]
+        saved += [(file.saved, file.size) for file in details.written_files]
+        for name, size in saved:
+            if sizes.get(name) != size:
                 raise ImageCorrupt(
-                    f"the image names a file outside of it, or of another size: {memory.saved!r}",
+                    f"the image names a file outside of it, or of another size: {name!r}",
                     hint="delete it",
                 )
 
@@ -75,7 +81,8 @@ class NamedFiles(FileKind):
         return changed(entry, partial(_rehearsed, stand_ins))
 
 
-def _shared_with_disk(mappings: Iterable[Mapping]) -> Iterator[str]:
+def shared_with_disk(mappings: Iterable[Mapping]) -> Iterator[Mapping]:
+    """Yield the writable shared mappings of files on a disk that still have their name."""
     in_memory = memory_devices()
     for mapping in mappings:
         if (
@@ -85,7 +92,32 @@ def _shared_with_disk(mappings: Iterable[Mapping]) -> Iterator[str]:
             and not mapping.path.startswith((*NOT_ON_DISK, "anon_inode:"))
             and not mapping.path.endswith(_DELETED)
         ):
-            yield f"pid {mapping.pid} maps {mapping.path}, a file on disk, shared and writable"
+            yield mapping
+
+
+def savable(file: os.stat_result, owner: Owner) -> bool:
+    """Return whether the bytes of a file may be in an image of ``owner``, and come back from it:
+    it is the owner's own, who may read and write it.
+    """
+    return file.st_uid == owner.uid and owner.may(0o6, file)
+
+
+def is_local(mapping: Mapping) -> bool:
+    """Return whether no server has to be asked for the bytes of a mapped file."""
+    return kind_at(mapping.pid, mapping.path) in LOCAL
+
+
+def _not_savable(mappings: Iterable[Mapping], owner: Owner) -> Iterator[str]:
+    for mapping in shared_with_disk(mappings):
+        where = f"pid {mapping.pid} maps {mapping.path} shared and writable"
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # unmapped meanwhile
+            file = known_status(mapping.link)
+            if file.st_size > MOST_WRITTEN:
+                yield f"{where}, which has more than {MOST_WRITTEN >> 30} GiB"
+            elif not savable(file, owner):
+                yield f"{where}, which is not its owner's own to read and write"
+            elif not is_local(mapping):
+                yield f"{where}, which is on a file system of another machine, or FUSE"
 
 
 def _of_one_user(mappings: Iterable[Mapping]) -> Iterator[str]:

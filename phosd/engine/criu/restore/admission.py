@@ -78,9 +78,16 @@ def admission_checks(
 def files_check(
     tree: SavedTree, files: TreeFiles, cancellation: Cancellation | None = None
 ) -> Check:
-    """Return the check that the tree's files are as they were saved."""
-    look = partial(files.require_as_saved, cancellation)
-    return "files", partial(_unless_damaged, tree, look)
+    """Return the check that the tree's files are as they were saved, or can be put back."""
+
+    def look() -> None:
+        files.require_as_saved(cancellation)
+
+    def check() -> str:
+        _unless_damaged(tree, look)
+        return "; ".join(files.told)
+
+    return "files", check
 
 
 def _unless_damaged(tree: SavedTree, check: Callable[[], None]) -> None:

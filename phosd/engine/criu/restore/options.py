@@ -21,7 +21,7 @@ class TreeRestoreOptions:
     ``rehearsed``: see :func:`~phosd.engine.criu.restore.restore.rehearse_tree`.
     """
 
-    files: Policy = Policy.KEEP
+    files: Policy = Policy.ROLLBACK
     output: Path | None = None
     end: Path | None = None
     deadline: float = 600.0

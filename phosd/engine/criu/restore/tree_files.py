@@ -35,6 +35,8 @@ class TreeFiles:
         self._changes: tuple[Change, ...] = ()
         self._replaced: set[str] = set()
         """The files that the restore cuts or replaces."""
+        self.told: tuple[str, ...] = ()
+        """What is done with files that are not as they were, in words."""
 
     def __enter__(self) -> Self:
         return self
@@ -47,7 +49,7 @@ class TreeFiles:
         if self._worker is None:
             self._orders = self._make_orders()
             self._worker = self._opened.enter_context(
-                Worker(self._orders.uid, self._orders.sources)
+                Worker(self._orders.uid, self._orders.inherited)
             )
             self._worker.order(self._orders)
 
@@ -64,7 +66,9 @@ class TreeFiles:
         if not replaced:
             file_worker.require_usable(answer)
             return
-        _require_unused([each for each in answer.inodes if each.path in self._replaced])
+        self.told = answer.told
+        changed = self._replaced | set(answer.back)
+        _require_unused([each for each in answer.inodes if each.path in changed])
         if self._clone is not None:
             self._clone.require_unlocked(answer.inodes)
         file_worker.require_usable(answer)
@@ -72,7 +76,8 @@ class TreeFiles:
     def prepare(self) -> None:
         """Cut and replace what has changed. Raises :class:`Unsupported` if that is not possible."""
         orders = self._orders or self._make_orders()
-        if orders.open_files or orders.memory_files or orders.needed or orders.copies:
+        work = (orders.open_files, orders.memory_files, orders.written_files)
+        if any(work) or orders.needed or orders.copies:
             wanted = msgspec.structs.replace(orders, apply=True)
             ask = file_worker.work if self._worker is None else self._worker.ask
             answer = ask(wanted)
@@ -106,11 +111,9 @@ class TreeFiles:
         cut = {file.path for file in details.open_files if file.write_only and not file.appended}
         replaced = cut - {file.path for file in copies}
         self._replaced = replaced | {file.path for file in details.memory_files}
-        sources = []
-        for file in details.memory_files:
-            descriptor = os.open(self._tree.folder / file.saved, os.O_RDONLY | os.O_NOFOLLOW)
-            self._opened.callback(os.close, descriptor)
-            sources.append(descriptor)
+        sources = [self._open(file.saved) for file in details.memory_files]
+        rolled = details.written_files if self._policy is Policy.ROLLBACK or copies else ()
+        written = [self._open(file.saved) for file in rolled]
         return Orders(
             uid=user.uid,
             gid=user.gid,
@@ -121,11 +124,21 @@ class TreeFiles:
             memory_files=details.memory_files,
             mapped_files=details.mapped_files,
             sources=tuple(sources),
-            identified=tuple(self._replaced | {lock.path for lock in locks}),
+            written_files=rolled,
+            written=tuple(written),
+            identified=tuple(
+                self._replaced | {file.path for file in rolled} | {lock.path for lock in locks}
+            ),
             needed=socket_folders(self._tree.folder),
             copies=copies,
             outputs_made=made_if_missing(details),
         )
+
+    def _open(self, saved: str) -> int:
+        """Open a file of the tree's folder, for as long as the context lasts."""
+        descriptor = os.open(self._tree.folder / saved, os.O_RDONLY | os.O_NOFOLLOW)
+        self._opened.callback(os.close, descriptor)
+        return descriptor
 
 
 def checkable(details: CpuDetails) -> tuple[OpenFile, ...]:

@@ -71,6 +71,12 @@ class CpuSide:
         for file in clone.copies if clone is not None else ():
             progress.note(f"the clone writes to {file.target}, not to {file.path}")
 
+    def tell_files(self, progress: Progress) -> None:
+        """Note what is done with files that are not as they were saved."""
+        for files in self._files:
+            for told in files.told:
+                progress.note(told)
+
     @property
     def pids_here(self) -> list[int]:
         """The pids that processes are to get which get no pid namespace of their own."""

@@ -20,11 +20,13 @@ CloneName = Annotated[str, msgspec.Meta(pattern=r"\A([A-Za-z0-9][A-Za-z0-9_-]{0,
 class RestoreOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Options of a restore.
 
-    ``files``: what to do with files that the program only wrote to and that grew since: ``keep``
-    them (and refuse unless they are appended to) or ``cut`` them to their old length, with the rest
-    kept in a file beside. ``output``: an append-only file for the program's output, if its standard
-    output was a pipe or a terminal; empty: none. ``end``: a file that tells how the program ended,
-    once it has: a line, ``exit CODE`` or ``signal NUMBER``. The program's user writes both.
+    ``files``: what to do with files that have changed since: ``rollback`` puts those back that the
+    image has, ``cut`` cuts those to their old length that the program only wrote to and that grew,
+    ``keep`` does neither; others are refused, unless they are only appended to. What is replaced or
+    cut stays in a file beside. ``output``: an append-only file for the program's output, if its
+    standard output was a pipe or a terminal; empty: none. ``end``: a file that tells how the
+    program ended, once it has: a line, ``exit CODE`` or ``signal NUMBER``. The program's user
+    writes both.
     ``pid_namespace``: the program gets a pid namespace of its own, in which its ids are free, also
     if it was in none. ``clone``: the name of a clone of the program, which is restored in such a
     namespace, beside the program and other clones; empty: the program itself is restored.
@@ -36,7 +38,7 @@ class RestoreOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     process of the image's owner, in whose cgroups the program goes on; 0: in those that it was in.
     """
 
-    files: Files = "keep"
+    files: Files = "rollback"
     output: str = ""
     end: str = ""
     pid_namespace: bool = False

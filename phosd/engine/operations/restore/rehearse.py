@@ -36,7 +36,7 @@ from phosd.errors import Internal, OutOfMemory
 class RehearseOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Options of a rehearsal: ``files`` as of a restore."""
 
-    files: Files = "keep"
+    files: Files = "rollback"
 
 
 def rehearse(node: Node, image_id: str, options: RehearseOptions, progress: Progress) -> None:

@@ -99,6 +99,7 @@ def restore(
             undo.forget()
         cpu.settle()
         cpu.tell_copies(progress)
+        cpu.tell_files(progress)
         progress.finish()
     return RestoreResult(manifest.trees[0].root, pids, time.monotonic() - started)
 

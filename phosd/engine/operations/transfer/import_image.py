@@ -19,6 +19,7 @@ from phosd.engine.criu.restore.admission import require_restorable
 from phosd.engine.criu.restore.saved_tree import saved_trees
 from phosd.engine.criu.restore.tree_files import checkable, made_if_missing
 from phosd.engine.faults import Point, point
+from phosd.engine.image.cpu_manifest import CpuDetails, OpenFile
 from phosd.engine.image.manifest import ChunkRef, Manifest
 from phosd.engine.image.name import next_number
 from phosd.engine.image.portable import PortableImage, image_with, parsed
@@ -168,11 +169,17 @@ def _require_files(image: Manifest, cancellation: Cancellation | None) -> None:
             groups=user.groups,
             mark="",
             policy=Policy.CUT,
-            open_files=checkable(details),
+            open_files=_not_saved(details),
             mapped_files=details.mapped_files,
             outputs_made=made_if_missing(msgspec.structs.replace(details, imported=True)),
         )
         file_worker.require_usable(file_worker.work(orders, cancellation=cancellation))
+
+
+def _not_saved(details: CpuDetails) -> tuple[OpenFile, ...]:
+    """Return the open files that a restore does not bring along."""
+    saved = {file.path for file in details.written_files}
+    return tuple(file for file in checkable(details) if file.path not in saved)
 
 
 def _of_this_store(

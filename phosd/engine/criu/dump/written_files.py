@@ -1,0 +1,204 @@
+"""Save the bytes of the files that a tree writes to, as of the stop.
+
+CRIU leaves the bytes of ordinary files to whoever restores: a program that went on after its
+checkpoint has changed its database since. They are read while the program still runs; what has
+changed since, or is mapped, is read again when the tree is frozen, so that all of it is of one
+moment. What is only appended to needs no bytes: it may have grown.
+"""
+
+import os
+import stat
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from msgspec.structs import replace
+
+from phosd.engine.criu.files.file_bytes import copy_sparse
+from phosd.engine.criu.kinds.named_files import (
+    MOST_FILES,
+    MOST_WRITTEN,
+    is_local,
+    savable,
+    shared_with_disk,
+)
+from phosd.engine.criu.run.invocation import Owner
+from phosd.engine.criu.run.part import CriuPart
+from phosd.engine.criu.run.tree_resources import TreeResources
+from phosd.engine.image.cpu_manifest import CpuDetails, WrittenFile
+from phosd.engine.system.file_status import LOCAL, known_status
+from phosd.engine.system.mounts import mount_types
+from phosd.engine.system.procfs import Descriptor
+from phosd.engine.system.removal import remove_trees
+from phosd.errors import OutOfSpace
+
+FOLDER = "written"
+_TICK_NS = 20_000_000
+"""A file that was changed so shortly before it was read may change again with the same times."""
+_READ = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+
+_Inode = tuple[int, int]
+"""Device and number."""
+
+
+@dataclass(frozen=True)
+class _Written:
+    """A file that a tree writes to: its path, a link to it, its status, and whether it is mapped,
+    so that its times do not tell when it was written.
+    """
+
+    path: str
+    link: Path
+    status: os.stat_result
+    mapped: bool
+
+    @property
+    def stamp(self) -> tuple[int, ...]:
+        """A value that changes when the file does, unless it is mapped."""
+        now = self.status
+        return now.st_size, now.st_mtime_ns, now.st_ctime_ns
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The files that a tree writes to, and paths of those that are too large to be saved."""
+
+    files: dict[_Inode, _Written]
+    left_out: tuple[str, ...]
+
+    @property
+    def byte_count(self) -> int:
+        """The bytes that they take in an image, at most."""
+        return sum(each.status.st_size for each in self.files.values())
+
+
+def chosen(tree: TreeResources) -> Chosen:
+    """Return which files of a tree are saved: its owner's own, on file systems of this machine."""
+    files, left_out = dict[_Inode, _Written](), list[str]()
+    left = MOST_WRITTEN
+    found = dict(_written(tree, Owner.of(tree.tree)))
+    for key, each in sorted(found.items(), key=lambda item: item[1].status.st_size):
+        left -= each.status.st_size
+        if left >= 0 and len(files) < MOST_FILES:
+            files[key] = each
+        else:
+            left_out.append(each.path)
+    return Chosen(files, tuple(sorted(left_out)))
+
+
+def _written(tree: TreeResources, owner: Owner) -> Iterator[tuple[_Inode, _Written]]:
+    """Yield the files, those that are mapped last."""
+    kinds = {pid: mount_types(pid) for pid in {each.pid for each in tree.descriptors}}
+    for descriptor in tree.own_descriptors:
+        kind = kinds[descriptor.pid].get(descriptor.mount)
+        if kind in LOCAL and _is_written(descriptor) and savable(descriptor.file, owner):
+            yield _key(descriptor.file), _of(descriptor)
+    for mapping in shared_with_disk(tree.own_mappings):
+        if is_local(mapping) and savable(status := known_status(mapping.link), owner):
+            yield _key(status), _Written(mapping.path, mapping.link, status, mapped=True)
+
+
+def _is_written(descriptor: Descriptor) -> bool:
+    file, target = descriptor.file, descriptor.target
+    named = target.startswith("/") and not target.startswith(("/memfd:", "/proc/", "/sys/"))
+    appended = descriptor.flags & (os.O_ACCMODE | os.O_APPEND) == os.O_WRONLY | os.O_APPEND
+    plain = stat.S_ISREG(file.st_mode) and file.st_nlink > 0
+    return named and plain and descriptor.writable and not appended
+
+
+def _key(status: os.stat_result) -> _Inode:
+    return status.st_dev, status.st_ino
+
+
+def _of(descriptor: Descriptor) -> _Written:
+    return _Written(descriptor.target, descriptor.link, descriptor.file, mapped=False)
+
+
+class WrittenFiles(CriuPart):
+    """Saves the files of a tree to ``folder/written``. ``before`` is the tree while it runs.
+
+    They are beside the folder, for root alone, until CRIU has ended, whose user may write there.
+    """
+
+    def __init__(self, before: TreeResources, folder: Path) -> None:
+        self._before = before
+        self._folder = folder
+        self._private = folder
+        self._read: dict[_Inode, tuple[str, tuple[int, ...]]] = {}
+        """What was read before the stop: its name here, and the stamp that the file had."""
+        self._saved: tuple[WrittenFile, ...] = ()
+
+    def __enter__(self) -> Self:
+        self._private = Path(tempfile.mkdtemp(prefix="written-", dir=self._folder.parent))
+        try:
+            for number, (key, each) in enumerate(chosen(self._before).files.items()):
+                read_at = time.time_ns()
+                copied = self._copied(each, str(number))
+                if copied and each.status.st_ctime_ns < read_at - _TICK_NS:
+                    self._read[key] = str(number), each.stamp
+        except BaseException:
+            remove_trees([self._private])
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        remove_trees([self._private])
+
+    def frozen(self, tree: TreeResources) -> None:
+        saved: list[WrittenFile] = []
+        for key, each in chosen(tree).files.items():
+            name, stamp = self._read.get(key, ("", ()))
+            if not name or each.mapped or stamp != each.stamp:
+                name = f"frozen-{len(saved)}"
+                if not self._copied(each, name):
+                    continue
+            saved.append(self._record(each, name))
+        self._saved = tuple(saved)
+
+    def record(self, details: CpuDetails) -> CpuDetails:
+        return replace(details, written_files=self._saved)
+
+    def complete(self) -> None:
+        needed = {Path(each.saved).name for each in self._saved}
+        for path in self._private.iterdir():
+            if path.name not in needed:
+                path.unlink()
+        if needed:
+            self._private.rename(self._folder / FOLDER)
+
+    def _record(self, file: _Written, name: str) -> WrittenFile:
+        status = file.status
+        return WrittenFile(
+            path=file.path,
+            saved=f"{FOLDER}/{name}",
+            size=(self._private / name).stat().st_size,
+            mode=stat.S_IMODE(status.st_mode),
+            gid=status.st_gid,
+            inode=status.st_ino,
+            mtime_ns=status.st_mtime_ns,
+            mapped=file.mapped,
+        )
+
+    def _copied(self, file: _Written, name: str) -> bool:
+        """Copy a file as it is now. Returns False if it has gone, or is lent (a lease)."""
+        try:
+            source = os.open(file.link, _READ)
+        except (FileNotFoundError, ProcessLookupError, BlockingIOError):
+            return False
+        try:
+            copy = os.open(self._private / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            try:
+                copy_sparse(source, copy, os.fstat(source).st_size)
+            finally:
+                os.close(copy)
+        except OSError as error:
+            raise OutOfSpace(
+                f"copying {file.path} into the image failed: {error.strerror}",
+                hint="make room and try again",
+            ) from error
+        finally:
+            os.close(source)
+        return True

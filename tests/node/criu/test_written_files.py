@@ -1,0 +1,282 @@
+"""Files that a program writes to come back with it, however they have changed since."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from phosd.engine.criu.dump import written_files
+from phosd.engine.criu.dump.check import check
+from phosd.engine.criu.files.file_worker import Policy
+from phosd.engine.criu.kinds import named_files
+from phosd.engine.criu.restore.clone import Clone, CloneFiles
+from phosd.engine.program import tree
+from phosd.errors import Busy, Internal, OutOfSpace, Unsupported
+from tests.node.criu.life import COUNTER, USER, Life, in_order
+from tests.node.criu.test_files import broken_criu
+
+COUNTS = """
+import select, sys
+number = 0
+while write(number) == number:
+    number += 1
+    print(number, flush=True)
+    select.select([], [], [], 0.02)
+print(-1, flush=True)
+"""
+"""Prints how often ``write`` has been called, as long as it finds all that was written before."""
+
+DATABASE = (
+    """
+import sqlite3
+database = sqlite3.connect("data.sqlite", isolation_level=None)
+database.execute("pragma journal_mode = wal")
+database.execute("create table t (x)")
+reader = sqlite3.connect("data.sqlite", isolation_level=None)
+def write(number):
+    reader.execute("begin")
+    found = reader.execute("select count(*) from t").fetchone()[0]
+    database.execute("insert into t values (?)", [number])
+    reader.execute("commit")
+    return found
+"""
+    + COUNTS
+)
+"""sqlite with a write-ahead log: its index is a file that is mapped shared and writable."""
+
+ARRAY = (
+    """
+import mmap, os
+file = os.open("array", os.O_RDWR | os.O_CREAT, 0o640)
+os.ftruncate(file, 8192)
+array = mmap.mmap(file, 8192)
+os.close(file)
+def write(number):
+    found = int.from_bytes(array[4096:4104], "little")
+    array[4096:4104] = (number + 1).to_bytes(8, "little")
+    return found
+"""
+    + COUNTS
+)
+"""A file that is written through a mapping alone."""
+
+STATE = (
+    """
+import os
+state = os.open("folder/state", os.O_RDWR)
+def write(number):
+    found = int(os.pread(state, 20, 0) or 0)
+    os.pwrite(state, b"%020d" % (number + 1), 0)
+    return found
+"""
+    + COUNTS
+)
+"""A file that is written in place."""
+
+
+def state_of(life: Life) -> Path:
+    """The file of :data:`STATE`, before the program is started."""
+    state = life.home / "folder" / "state"
+    state.parent.mkdir()
+    state.touch(0o640)
+    for path in (state, state.parent):
+        os.chown(path, life.uid, life.uid)
+    return state
+
+
+def dumped(life: Life, program: str) -> None:
+    """It has been saved, has gone on, and has been killed."""
+    life.start(program)
+    life.counts_on()
+    life.dump()
+    life.counts_on(by=20)
+    life.kill()
+
+
+def goes_on(life: Life) -> None:
+    """It finds what it had written, and nothing else."""
+    assert in_order(life.counts_on(by=20))
+
+
+def newer(path: Path) -> list[Path]:
+    return [*path.parent.glob(f"{path.name}.phos-newer-*")]
+
+
+@pytest.mark.parametrize("uid", [0, USER])
+@pytest.mark.parametrize("program", [DATABASE, ARRAY], ids=["database", "array"])
+def test_it_finds_what_it_had_written(program: str, uid: int, lives: Callable[[int], Life]) -> None:
+    life = lives(uid)
+    dumped(life, program)
+    name = "array" if program is ARRAY else "data.sqlite-wal"
+    later = (life.home / name).read_bytes()
+    life.restore().settle()
+    goes_on(life)
+    (kept,) = newer(life.home / name)
+    assert kept.read_bytes() == later
+    assert (life.home / name).stat().st_uid == uid
+    assert not [*life.home.glob("*.phos-new-*"), *life.home.glob("*.phos-old-*")]
+    assert not [*life.private.glob("written-*")]
+
+
+@pytest.mark.parametrize("uid", [0, USER])
+@pytest.mark.parametrize("change", ["written", "replaced", "gone", "gone with its folder", "fifo"])
+def test_whatever_became_of_it(change: str, uid: int, lives: Callable[[int], Life]) -> None:
+    life = lives(uid)
+    state = state_of(life)
+    dumped(life, STATE)
+    if change == "fifo":
+        state.unlink()
+        os.mkfifo(state)
+        os.chown(state, uid, uid)
+        with pytest.raises(Unsupported, match="no regular file"):
+            life.restore()
+        return
+    if change != "written":
+        state.unlink()
+    if change == "replaced":
+        state.write_text("others")
+        os.chown(state, uid, uid)
+    if change == "gone with its folder":
+        state.parent.rmdir()
+    life.restore().settle()
+    goes_on(life)
+    status = state.stat()
+    assert (status.st_uid, status.st_gid, status.st_mode & 0o777) == (uid, uid, 0o640)
+    assert len(newer(state)) == (change in ("written", "replaced"))
+
+
+def test_what_is_as_it_was_is_left_alone(life: Life) -> None:
+    state = state_of(life)
+    life.start("import os\nfile = os.open('folder/state', os.O_RDWR)\n" + COUNTER)
+    life.counts_on()
+    inode = state.stat().st_ino
+    life.again().settle()
+    assert in_order(life.counts_on())
+    assert state.stat().st_ino == inode and newer(state) == []
+
+
+@pytest.mark.parametrize("policy", [Policy.KEEP, Policy.CUT])
+def test_it_is_refused_if_so_chosen(policy: Policy, life: Life) -> None:
+    state = state_of(life)
+    dumped(life, STATE)
+    before = state.read_bytes()
+    with pytest.raises(Unsupported, match=r"state has changed.*files=rollback puts"):
+        life.restore(files=policy)
+    assert state.read_bytes() == before
+
+
+def test_a_restore_that_fails_leaves_the_newer_ones(life: Life) -> None:
+    state = state_of(life)
+    dumped(life, STATE)
+    before, inode = state.read_bytes(), state.stat().st_ino
+    working, life.criu = life.criu, broken_criu(life)
+    with pytest.raises(Internal, match="criu restore failed"):
+        life.restore()
+    assert (state.read_bytes(), state.stat().st_ino) == (before, inode)
+    life.criu = working
+    life.restore().abandon()
+    assert (state.read_bytes(), state.stat().st_ino) == (before, inode)
+    assert [*state.parent.iterdir()] == [state]
+
+
+def test_who_else_has_it(life: Life) -> None:
+    """Another process that writes to it, or another name of it: nothing is changed."""
+    state = state_of(life)
+    dumped(life, STATE)
+    before = state.read_bytes()
+    with state.open("r+"), pytest.raises(Busy, match=r"uses .*state"):
+        life.restore()
+    os.link(state, life.home / "other")
+    with pytest.raises(Unsupported, match="has another name"):
+        life.restore()
+    assert state.read_bytes() == before and newer(state) == []
+
+
+def test_a_file_of_others_is_not_saved(lives: Callable[[int], Life]) -> None:
+    """The program may write to it; its user may not replace it."""
+    life = lives(USER)
+    state = state_of(life)
+    os.chown(state, 0, 0)
+    state.chmod(0o666)
+    dumped(life, STATE)
+    assert life.record is not None and life.record.details is not None
+    assert "state" not in str(life.record.details.written_files)
+    with pytest.raises(Unsupported, match="state has changed"):
+        life.restore()
+
+
+def test_what_is_too_large_is_left_out_or_named(
+    life: Life, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(written_files, "MOST_WRITTEN", 10)
+    monkeypatch.setattr(named_files, "MOST_WRITTEN", 10)
+    state = state_of(life)
+    dumped(life, STATE)
+    with pytest.raises(Unsupported, match="state has changed"):
+        life.restore()
+    assert newer(state) == []
+    mapped = Life(life.criu, life.home, life.private, 0)
+    mapped.start(ARRAY)
+    mapped.counts_on(by=1)
+    try:
+        with pytest.raises(Unsupported, match=r"maps .*array shared and writable, which has more"):
+            check(mapped.criu, tree.scan(mapped.pid))
+    finally:
+        mapped.end()
+
+
+def test_a_disk_without_room(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    state_of(life)
+    life.start(STATE)
+    life.counts_on()
+    monkeypatch.setattr(written_files, "copy_sparse", full)
+    with pytest.raises(OutOfSpace, match="state into the image failed"):
+        life.dump()
+    goes_on(life)
+    assert not [*life.private.glob("written-*")]
+
+
+def test_a_clone_gets_them_from_the_image(beside: Life) -> None:
+    """Not what the original has made of them since, which goes on with its own."""
+    state = state_of(beside)
+    beside.start(STATE)
+    beside.counts_on()
+    beside.dump()
+    saved = len(beside.values())
+    beside.counts_on(by=20)
+    cloned = beside.restore(clone=Clone(beside.saved_tree, "one", CloneFiles.COPY))
+    cloned.settle()
+    log = Path(f"{beside.log}.clone-one")
+    assert in_order(beside.counts_on(log, by=20)) and beside.values(log)[0] <= saved
+    assert Path(f"{state}.clone-one").exists() and newer(state) == []
+    assert in_order(beside.counts_on())
+
+
+def test_it_is_written_all_the_time(life: Life) -> None:
+    """Another process of the tree writes without a pause while it is saved."""
+    writer = (
+        "import os\nfile = os.open('both', os.O_RDWR | os.O_CREAT)\n"
+        "number = 0\n"
+        "while os.getppid() != 1:\n"
+        "    number += 1\n"
+        "    os.pwrite(file, b'%020d' % number, 0)\n"
+        "    os.pwrite(file, b'%020d' % number, 1 << 20)\n"
+    )
+    life.start(
+        f"import subprocess, sys\nchild = subprocess.Popen([sys.executable, '-c', {writer!r}])\n"
+        + COUNTER
+    )
+    life.counts_on()
+    life.dump()
+    life.kill()
+    assert life.record is not None and life.record.details is not None
+    (found,) = [each for each in life.record.details.written_files if each.path.endswith("both")]
+    data = (life.images / found.saved).read_bytes()
+    first, second = int(data[:20]), int(data[1 << 20 : (1 << 20) + 20])
+    assert 0 <= first - second <= 1, "of two moments"
+    life.restore().settle()
+    assert in_order(life.counts_on())
