@@ -248,16 +248,16 @@ def test_restarts_beside_users_who_want_its_places(booted: Machine, program: Tar
 def test_it_does_not_go_on_in_a_unit_that_is_anothers_by_now(booted: Machine) -> None:
     """With that one's limits and memory, and with its end: batch systems use names again."""
 
-    def run(user: str, command: str, most: str) -> int:
+    def in_the_slot(user: str, command: str, most: str) -> int:
         return target.start_unit(booted, "slot", user, command, most)
 
-    pid = run("ann", target.command("single"), "4G")
+    pid = in_the_slot("ann", target.command("single"), "4G")
     wait_until(lambda: any(p["pid"] == pid for p in phos(booted, "ps")), "her program")
     running = Target(booted, pid, "/home/ann/slot.log")
     running.more_steps(3)
     image = phos(booted, f"checkpoint {pid}", "ann")[-1]["result"]
     booted.run("systemctl stop slot")
-    run("bob", "/usr/bin/sleep infinity", "infinity")
+    in_the_slot("bob", "/usr/bin/sleep infinity", "infinity")
     assert phos(booted, f"restore {image}", "ann")[-1]["result"] == str(pid)
     running.more_steps(3)
     cgroup = booted.run(f"grep ^0:: /proc/{pid}/cgroup", unit=False)

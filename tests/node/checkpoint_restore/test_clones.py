@@ -102,7 +102,9 @@ def test_many_at_once(node: Node, start: Starter, count: int) -> None:
     target.kill()
     pids = [_clone(node, image, str(number)) for number in range(count)]
     listed = {each.pid: each for each in node.processes()}
-    assert [each for each in listed.values() if each.pid not in pids] == []
+    others = [each for each in listed.values() if each.pid not in pids]
+    # The mover of a test beside this one is another phosd's.
+    assert [each for each in others if "phosd.engine.mover" not in each.command] == []
     found = [listed[pid].device_bytes for pid in pids]
     assert len({*found}) == 1 and 0 not in found
     steps = 5 + max(len(_values(target, str(number), 0)) for number in range(count))
