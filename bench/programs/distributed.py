@@ -9,13 +9,13 @@ and the losses are summed by gloo on the CPUs. The first rank prints a line for 
 """
 
 import argparse
-import os
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
+import ranks
 import torch
 import torch.distributed as dist
-from lines import print_lines
 from torch import nn
 
 _BATCH = 256
@@ -110,15 +110,7 @@ def _staged(width: int, rank: int, ranks: int) -> Iterator[float]:
         yield total.item()
 
 
-def _rank(rank: int, ranks: int, arguments: argparse.Namespace) -> None:
-    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
-    torch.use_deterministic_algorithms(True)
-    torch.cuda.set_device(rank)
-    if "RANK" in os.environ:
-        dist.init_process_group("nccl", device_id=torch.device("cuda", rank))
-    else:
-        where = f"tcp://127.0.0.1:{arguments.port}"
-        dist.init_process_group("nccl", where, rank=rank, world_size=ranks)
+def _values(arguments: argparse.Namespace, rank: int, ranks: int) -> Iterator[float]:
     kept = [torch.full((1 << 28,), number, device="cuda") for number in range(arguments.resident)]
     width = arguments.width
     values = {
@@ -128,10 +120,7 @@ def _rank(rank: int, ranks: int, arguments: argparse.Namespace) -> None:
         "pipeline": lambda: _staged(width, rank, ranks),
         "gloo": lambda: _replicated(width, rank, dist.new_group(backend="gloo")),
     }[arguments.way]()
-    if rank == 0:
-        print_lines(_with(kept, values))
-    for _ in _with(kept, values):
-        pass
+    return _with(kept, values)
 
 
 def _with(kept: list[torch.Tensor], values: Iterator[float]) -> Iterator[float]:
@@ -153,11 +142,7 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=1024)
     parser.add_argument("--port", type=int, default=29511)
     arguments = parser.parse_args()
-    if "RANK" in os.environ:
-        _rank(int(os.environ["LOCAL_RANK"]), int(os.environ["WORLD_SIZE"]), arguments)
-    else:
-        words = (arguments.ranks, arguments)
-        torch.multiprocessing.spawn(_rank, words, nprocs=arguments.ranks)
+    ranks.run(partial(_values, arguments), arguments.ranks, arguments.port)
 
 
 if __name__ == "__main__":

@@ -14,34 +14,17 @@
 #include <thrust/reduce.h>
 #include <thrust/sort.h>
 
-#include <cstdio>
-#include <cstdlib>
-#include <ctime>
-#include <functional>
-#include <map>
-#include <string>
-#include <vector>
+#include "native.h"
 
 namespace {
 
-constexpr int kCount = 1 << 22;
-constexpr int kThreads = 256;
-constexpr int kBlocks = kCount / kThreads;
-
-void require(cudaError_t result, const char* what) {
-    if (result != cudaSuccess) {
-        std::fprintf(stderr, "%s: %s\n", what, cudaGetErrorString(result));
-        std::exit(1);
-    }
-}
-#define REQUIRE(call) require(call, #call)
-
-__global__ void advance(float* values, int count, float by) {
-    int at = blockIdx.x * blockDim.x + threadIdx.x;
-    if (at < count) {
-        values[at] = values[at] * 0.999f + by;
-    }
-}
+using native::advance;
+using native::filled;
+using native::kBlocks;
+using native::kCount;
+using native::kThreads;
+using native::last_of;
+using native::Step;
 
 __global__ void launch_child(float* values, int count) {
     advance<<<count / kThreads, kThreads>>>(values, count, 0.5f);
@@ -75,21 +58,6 @@ __global__ void count_down(cudaGraphConditionalHandle handle, int* left) {
 
 __global__ void set_left(int* left, int to) {
     *left = to;
-}
-
-using Step = std::function<double()>;
-
-float* filled(int count) {
-    float* values = nullptr;
-    REQUIRE(cudaMalloc(&values, sizeof(float) * count));
-    REQUIRE(cudaMemset(values, 0, sizeof(float) * count));
-    return values;
-}
-
-double last_of(const float* values, int count) {
-    float found = 0.0f;
-    REQUIRE(cudaMemcpy(&found, values + count - 1, sizeof found, cudaMemcpyDeviceToHost));
-    return found;
 }
 
 Step blas() {
@@ -290,41 +258,21 @@ Step peers() {
     };
 }
 
-double now() {
-    timespec time{};
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
-}
-
 }  // namespace
 
 int main(int count, char** words) {
-    const std::map<std::string, Step (*)()> ways = {
-        {"blas", blas},
-        {"thrust", sorted},
-        {"dynamic", dynamic},
-        {"cooperative", cooperative},
-        {"texture", texture},
-        {"mapped", mapped},
-        {"registered", registered},
-        {"callback", callback},
-        {"conditional", conditional},
-        {"destroyed", destroyed},
-        {"peers", peers},
-    };
-    const auto found = ways.find(count > 1 ? words[1] : "");
-    if (found == ways.end()) {
-        std::fprintf(stderr, "usage: native WAY; see the first lines of native.cu\n");
-        return 2;
-    }
-    const Step step = found->second();
-    for (long number = 0;; ++number) {
-        const double start = now();
-        double value = step();
-        const timespec pause{0, 5'000'000};
-        nanosleep(&pause, nullptr);
-        const double end = now();
-        std::printf("%ld %a %.6f %.6f\n", number, value, end - start, end);
-        std::fflush(stdout);
-    }
+    return native::run(count, words,
+                       {
+                           {"blas", blas},
+                           {"thrust", sorted},
+                           {"dynamic", dynamic},
+                           {"cooperative", cooperative},
+                           {"texture", texture},
+                           {"mapped", mapped},
+                           {"registered", registered},
+                           {"callback", callback},
+                           {"conditional", conditional},
+                           {"destroyed", destroyed},
+                           {"peers", peers},
+                       });
 }
