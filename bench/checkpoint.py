@@ -85,9 +85,11 @@ class Training:
         return [f for f in fields if len(f) == 4 and f[0].isdigit()]
 
 
-def wait_until(condition: Callable[[], bool], what: str, log: Path) -> None:
+def wait_until(
+    condition: Callable[[], bool], what: str, log: Path, patience: float = PATIENCE
+) -> None:
     """Poll until ``condition`` is true; exit with the end of ``log`` after a timeout."""
-    end = time.monotonic() + PATIENCE
+    end = time.monotonic() + patience
     while not condition():
         if time.monotonic() > end:
             output = log.read_text()[-3000:] if log.is_file() else ""

@@ -174,6 +174,8 @@ class Phos:
             ],
         ]
         self._bus = bus
+        self.daemon = 0
+        """phosd's pid, once it serves."""
         self._join = join
         self._joined: Sequence[str] = ()
         self._ready = (bus.exists, lambda: b"serves org.phos" in self._log.read_bytes())
@@ -187,6 +189,7 @@ class Phos:
             for words, ready in zip(self._words, self._ready, strict=True):
                 pid = starting.enter_context(self._running(words))
                 wait_until(ready, f"{words[0]} to be ready")
+            self.daemon = pid
             self._joined = self._join(pid)
             self._stack = starting.pop_all()
         return self

@@ -7,6 +7,7 @@ By numba-cuda, or by cuda.core from CUDA C++ (NVRTC).
 
 import argparse
 from collections.abc import Iterator
+from typing import Any
 
 import numpy
 from lines import print_lines
@@ -14,10 +15,17 @@ from lines import print_lines
 _SIDE = 2048
 
 
-def by_numba() -> Iterator[float]:
+def numba_cuda() -> Any:
+    """Return the module ``numba.cuda``."""
     if not hasattr(numpy, "row_stack"):  # numba-cuda 0.30 asks for it; numpy 2.5 has it no more
         vars(numpy)["row_stack"] = numpy.vstack
     from numba import cuda
+
+    return cuda
+
+
+def by_numba() -> Iterator[float]:
+    cuda = numba_cuda()
 
     @cuda.jit
     def spread(given, found):  # type: ignore[no-untyped-def]

@@ -1,10 +1,11 @@
 """Train a classifier on random images as PyTorch's users do, in one of several ways.
 
-    python trained.py amp|expandable|async|fused|plain [--resident GB]
+    python trained.py amp|expandable|async|fused|plain|profiled [--resident GB]
 
 ``amp``: float16 with a GradScaler. ``expandable``: PyTorch's allocator with expandable segments.
-``async``: with the driver's pool (cudaMallocAsync). ``fused``: a fused AdamW. Each with
-``--resident`` GB of device memory besides.
+``async``: with the driver's pool (cudaMallocAsync). ``fused``: a fused AdamW. ``profiled``:
+torch.profiler (CUPTI) collects two of six steps. Each with ``--resident`` GB of device memory
+besides.
 """
 
 import argparse
@@ -57,10 +58,18 @@ def steps(way: str, resident: int) -> Iterator[float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("way", choices=("amp", "expandable", "async", "fused", "plain"))
+    ways = ("amp", "expandable", "async", "fused", "plain", "profiled")
+    parser.add_argument("way", choices=ways)
     parser.add_argument("--resident", type=int, default=0, metavar="GB")
     arguments = parser.parse_args()
-    print_lines(steps(arguments.way, arguments.resident))
+    values = steps(arguments.way, arguments.resident)
+    if arguments.way != "profiled":
+        print_lines(values)
+        return
+    from torch.profiler import profile, schedule
+
+    with profile(schedule=schedule(wait=2, warmup=2, active=2)) as profiler:
+        print_lines(values, after=lambda _: profiler.step())
 
 
 if __name__ == "__main__":
