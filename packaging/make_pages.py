@@ -1,4 +1,5 @@
-"""Write what is made from the sources: two references, and what type checkers read of Client.
+"""Write what is made from the sources: two references, what type checkers read of Client, and what
+works (docs/compatibility.md).
 
     python packaging/make_pages.py [--check]
 
@@ -9,7 +10,7 @@ import runpy
 import sys
 from pathlib import Path
 
-MAKERS = ("make_dbus", "make_api", "make_client")
+MAKERS = ("make_dbus", "make_api", "make_client", "make_compatibility")
 
 
 def main(words: list[str]) -> None:
