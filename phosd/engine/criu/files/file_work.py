@@ -200,14 +200,19 @@ def _fill(target: int, file: WrittenFile, source: int) -> None:
     os.fsync(target)
 
 
-def _copy_beside(source: int, beside: str) -> None:
-    """Copy an open file, with its mode and time."""
+def _copy_whole(source: int, target: int) -> None:
+    """Give an empty open file the bytes, the mode and the time of another."""
     now = os.fstat(source)
+    copy_sparse(source, target, now.st_size)
+    os.fchmod(target, stat.S_IMODE(now.st_mode))
+    os.utime(target, ns=(now.st_mtime_ns, now.st_mtime_ns))
+
+
+def _copy_beside(source: int, beside: str) -> None:
+    """Copy an open file to a new one."""
     copy = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
-        copy_sparse(source, copy, now.st_size)
-        os.fchmod(copy, stat.S_IMODE(now.st_mode))
-        os.utime(copy, ns=(now.st_mtime_ns, now.st_mtime_ns))
+        _copy_whole(source, copy)
         os.fsync(copy)
     except OSError:
         Path(beside).unlink()
@@ -248,11 +253,8 @@ def _undo(change: Change) -> None:
         Path(change.beside).unlink()
     elif change.in_place:
         with opened(change.path, os.O_RDWR) as file, opened(change.beside, os.O_RDONLY) as newer:
-            now = os.fstat(newer)
-            os.ftruncate(file, 0)
-            copy_sparse(newer, file, now.st_size)
-            os.fchmod(file, stat.S_IMODE(now.st_mode))
-            os.utime(file, ns=(now.st_mtime_ns, now.st_mtime_ns))
+            os.ftruncate(file, 0)  # what is a hole in the newer one is not written
+            _copy_whole(newer, file)
         Path(change.beside).unlink()
     elif change.beside:
         Path(change.beside).rename(change.path)
