@@ -68,7 +68,7 @@ def await_end(
 
 
 def _await(links: Sequence[HookLink], progress: Progress, seconds: float) -> int:
-    """Wait until all that was noted is done. Returns a process of which it is not in time, or 0."""
+    """Wait until all that was noted is done. Returns a process whose work is late, or 0."""
     give_up = time.monotonic() + seconds
     while late := unfinished(links):
         if time.monotonic() > give_up:
