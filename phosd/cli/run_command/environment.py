@@ -24,6 +24,8 @@ _OPENCL = Path("/etc/OpenCL/vendors")
 """Where OpenCL's loaders look for the drivers of vendors: a file for each, with its library."""
 _OTHER_PLACES = ("OCL_ICD_VENDORS", "OPENCL_VENDOR_PATH")
 """Variables with another place for that."""
+_MORE = "OCL_ICD_FILENAMES"
+"""The variable with libraries besides; images of containers set it, too."""
 
 
 def environment(
@@ -71,19 +73,19 @@ def do_without_what_cannot_be_saved(environment: dict[str, str]) -> list[str]:
 
 def do_without_nvidias_opencl(environment: dict[str, str], vendors: Path = _OPENCL) -> list[str]:
     """Keep OpenCL's loaders from NVIDIA's driver, which they load for whoever asks for devices, as
-    OpenCV does. The drivers of other vendors stay. Returns the variables that were set, as
-    assignments: none if the program was told where to look, or NVIDIA's is not installed.
+    OpenCV and Open MPI do. The drivers of other vendors stay. Returns the variables that were set,
+    as assignments: none if the program was told where to look, or would not find NVIDIA's.
     """
     if any(name in environment for name in _OTHER_PLACES):
         return []
-    libraries = [file.read_text(errors="replace").strip() for file in sorted(vendors.glob("*.icd"))]
-    others = [library for library in libraries if "nvidia" not in library]
-    if len(others) == len(libraries):
+    found = [file.read_text(errors="replace").strip() for file in sorted(vendors.glob("*.icd"))]
+    found += filter(None, environment.get(_MORE, "").split(":"))
+    others = [library for library in found if "nvidia" not in library]
+    if len(others) == len(found):
         return []
     added = {"OCL_ICD_VENDORS": str(hook_library().parent)}  # a folder without any
-    if others:
-        before = environment.get("OCL_ICD_FILENAMES")
-        added["OCL_ICD_FILENAMES"] = ":".join([*others, *([before] if before else [])])
+    if others or _MORE in environment:
+        added[_MORE] = ":".join(dict.fromkeys(others))
     environment |= added
     return [f"{name}={value}" for name, value in added.items()]
 

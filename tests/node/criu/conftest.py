@@ -28,7 +28,7 @@ def lives(criu: Criu, tmp_path: Path) -> Iterator[Callable[[int], Life]]:
     made: list[Life] = []
 
     def make(uid: int = 0) -> Life:
-        home = Path(tempfile.mkdtemp(prefix="phos-test-"))
+        home = Path(tempfile.mkdtemp(prefix="phos-test-", dir="/var/tmp"))  # /tmp may be memory
         home.chmod(0o755)
         os.chown(home, uid, uid)
         private = tmp_path / f"private{len(made)}"

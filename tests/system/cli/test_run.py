@@ -237,6 +237,13 @@ def test_the_environment_changes_by_the_hook_and_the_software_gpu_only(
             {"OCL_ICD_FILENAMES": "/opt/mine.so"},
             "/opt/liba.so:libb.so:/opt/mine.so",
         ),
+        (
+            {"pocl": "libpocl.so.2"},
+            {"OCL_ICD_FILENAMES": "libpocl.so.2:libnvidia-opencl.so.1"},
+            "libpocl.so.2",
+        ),
+        ({}, {"OCL_ICD_FILENAMES": "libnvidia-opencl.so.1"}, ""),
+        ({"pocl": "libpocl.so.2"}, {"OCL_ICD_FILENAMES": "libpocl.so.2"}, None),
     ],
 )
 def test_nvidias_opencl_is_kept_from_a_program_that_was_not_told_where_to_look(
@@ -252,7 +259,8 @@ def test_nvidias_opencl_is_kept_from_a_program_that_was_not_told_where_to_look(
     assert found.pop("OCL_ICD_FILENAMES", "") == others
     place = Path(found.pop("OCL_ICD_VENDORS"))
     assert place.is_dir() and not [*place.glob("*.icd")]
-    assert len(said) == 1 + bool(others) and said[0] == f"OCL_ICD_VENDORS={place}"
+    named = bool(others) or "OCL_ICD_FILENAMES" in given
+    assert len(said) == 1 + named and said[0] == f"OCL_ICD_VENDORS={place}"
 
 
 @pytest.mark.usefixtures("home")

@@ -45,8 +45,13 @@ class Terminal:
         return self.ended.read_text() if self.ended.exists() else ""
 
     def shows(self, *words: str) -> None:
-        """Wait until all these are on the screen."""
-        self._waits(lambda screen: all(word in screen for word in words), f"{words}")
+        """Wait until all these are on the screen, wherever its lines end."""
+
+        def there(screen: str) -> bool:
+            in_one_line = " ".join(screen.split())
+            return all(word in screen or word in in_one_line for word in words)
+
+        self._waits(there, f"{words}")
 
     def hides(self, word: str) -> None:
         """Wait until this is on the screen no more."""

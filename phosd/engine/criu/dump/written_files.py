@@ -11,6 +11,7 @@ import stat
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -91,14 +92,18 @@ def chosen(tree: TreeResources) -> Chosen:
 
 def _written(tree: TreeResources, owner: Owner) -> Iterator[tuple[_Inode, _Written]]:
     """Yield the files, those that are mapped last."""
-    kinds = {pid: mount_types(pid) for pid in {each.pid for each in tree.descriptors}}
+    kinds = dict[int, dict[int, str]]()
+    for pid in {each.pid for each in tree.descriptors}:
+        with suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+            kinds[pid] = mount_types(pid)
     for descriptor in tree.own_descriptors:
-        kind = kinds[descriptor.pid].get(descriptor.mount)
+        kind = kinds.get(descriptor.pid, {}).get(descriptor.mount)
         if kind in LOCAL and _is_written(descriptor) and savable(descriptor.file, owner):
             yield _key(descriptor.file), _of(descriptor)
     for mapping in shared_with_disk(tree.own_mappings):
-        if is_local(mapping) and savable(status := known_status(mapping.link), owner):
-            yield _key(status), _Written(mapping.path, mapping.link, status, mapped=True)
+        with suppress(FileNotFoundError, ProcessLookupError):  # unmapped meanwhile
+            if is_local(mapping) and savable(status := known_status(mapping.link), owner):
+                yield _key(status), _Written(mapping.path, mapping.link, status, mapped=True)
 
 
 def _is_written(descriptor: Descriptor) -> bool:
