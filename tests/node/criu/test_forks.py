@@ -1,10 +1,11 @@
 """A program that forks without a pause while it is saved."""
 
+import os
 import shutil
 from collections.abc import Callable
 
 from phosd.errors import Busy, Internal
-from tests.node.criu.life import COUNTER, USER, Life
+from tests.node.criu.life import COUNTER, USER, Life, wait_for
 
 FORKS = """
 import os, threading
@@ -35,11 +36,21 @@ def is_saved(life: Life) -> bool:
     return True
 
 
+def is_gone(group: int) -> bool:
+    """Whether the last child, which nobody knew, has ended, too: its group's number is free."""
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
 def test_it_is_saved_and_restored(lives: Callable[[int], Life]) -> None:
     life = lives(USER)
     life.start(FORKS + COUNTER)
     life.counts_on()
     assert any(is_saved(life) for _ in range(TRIES))
     life.kill()
+    wait_for(lambda: is_gone(life.pid))
     life.restore()
     life.counts_on()
