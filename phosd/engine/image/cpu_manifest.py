@@ -140,7 +140,8 @@ class CpuDetails(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     ``privileged`` says why only root may restore it; empty if its owner may. ``tied_to_parent`` is
     the parent-death signal of the root (``PR_SET_PDEATHSIG``), or 0. ``devices`` are paths of the
-    GPU driver's devices, which restore opens anew. ``imported``: the image was
+    GPU driver's devices, which restore opens anew, and ``device_memory`` names of exported memory
+    that the tree has open (``memory_handles.py``). ``imported``: the image was
     made on another machine; files that were only appended to are made anew where they are missing.
     ``loginuid`` is the audit identity of the root; None if the kernel had no audit, or the image is
     older, or imported.
@@ -161,5 +162,6 @@ class CpuDetails(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cgroups: Cgroups | None = None
     connections: tuple[Connection, ...] = ()
     devices: tuple[str, ...] = ()
+    device_memory: tuple[str, ...] = ()
     imported: bool = False
     loginuid: int | None = None

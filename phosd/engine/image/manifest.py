@@ -172,3 +172,9 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def shares_memory(self) -> bool:
         """Whether several of its processes share device memory."""
         return any(block.alias is not None for block in self.blocks)
+
+    @property
+    def shares_or_exports_memory(self) -> bool:
+        """Whether one of its processes has device memory that it may share with others later."""
+        kept = (tree.details.device_memory for tree in self.trees if tree.details is not None)
+        return self.shares_memory or any(kept)

@@ -240,7 +240,12 @@ def _check_image(image: Manifest, demand: _Demand) -> None:
         demand(len(details.memory_files) <= _MOST_MEMORY_FILES, "has more files in memory than fit")
         demand(len(details.written_files) <= _MOST_MEMORY_FILES, "brings more files than fit")
         demand(len(set(details.groups)) == len(details.groups), "has a group twice")
-        lists = (details.groups, details.open_files, details.mapped_files)
+        lists = (
+            details.groups,
+            details.open_files,
+            details.mapped_files,
+            details.device_memory,
+        )
         demand(max(map(len, lists)) <= _MOST_ITEMS, "lists more than a program has")
         demand(0 <= details.tied_to_parent < signal.NSIG, f"ties pid {tree.root} to no signal")
     demand(

@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from phosd.engine.criu.run.memory_handles import MemoryHandle, MemoryName
 from phosd.engine.image.manifest import Block, ChunkRef, Process
-from phosd.engine.memory.exported import ExportedBlock
+from phosd.engine.memory.exported import ExportedBlock, distinct
 from phosd.engine.program.group import CheckpointGroup
 from phosd.engine.program.tree import ProcessTree, TreeProcess
 
@@ -44,6 +45,17 @@ def _records(
                     parked=member is not None and parked,
                 ),
             )
+
+
+def memory_handles(
+    trees: Sequence[ProcessTree], shared: Sequence[ExportedBlock]
+) -> list[MemoryHandle]:
+    """Return the memory of blocks that programs share, as a manifest names it."""
+    own = {p.pid: p.own_pid for tree in trees for p in tree}
+    return [
+        MemoryHandle(MemoryName(own[each.pid], each.block.id), each.descriptor)
+        for each in distinct(shared)
+    ]
 
 
 def block_records(

@@ -1,6 +1,8 @@
-"""The GPU driver's devices that a dumped tree still has: inherited by forks, or opened for NVML."""
+"""The GPU driver's devices that a dumped tree still has: inherited by forks, opened for NVML, or
+exported device memory.
+"""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -11,6 +13,7 @@ from phosd.engine.criu.run.driver_devices import DriverDevices
 from phosd.engine.criu.run.part import CriuPart
 from phosd.engine.criu.run.tree_resources import TreeResources
 from phosd.engine.image.cpu_manifest import CpuDetails
+from phosd.engine.system.procfs import Descriptor
 
 
 class DriverFiles(CriuPart):
@@ -44,11 +47,20 @@ class DriverFiles(CriuPart):
         self._frozen = tree
 
     def record(self, details: CpuDetails) -> CpuDetails:
-        opened = self._frozen.of_management if self._frozen is not None else ()
-        return replace(details, devices=tuple(sorted({each.target for each in opened})))
+        if self._frozen is None:
+            return details
+        return replace(
+            details,
+            devices=_targets(self._frozen.of_management),
+            device_memory=_targets(self._frozen.of_memory),
+        )
 
     def complete(self) -> None:
         """Raises :class:`~phosd.errors.Unsupported` for a device on its way through a socket."""
-        if self._devices.kinds and self._frozen is not None:
-            tree = self._frozen
-            make_inert(self._folder, tuple(tree.of_management), tree.tree.own)
+        tree = self._frozen
+        if tree is not None and (self._devices.kinds or tree.of_memory):
+            make_inert(self._folder, (*tree.of_management, *tree.of_memory), tree.tree.own)
+
+
+def _targets(descriptors: Iterable[Descriptor]) -> tuple[str, ...]:
+    return tuple(sorted({each.target for each in descriptors}))

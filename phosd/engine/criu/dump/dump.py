@@ -1,7 +1,7 @@
 """Dump a process tree with CRIU, and record what a restore needs besides CRIU's files."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -23,6 +23,7 @@ from phosd.engine.criu.run import cgroup_place
 from phosd.engine.criu.run.action_script import FROZEN, ActionScript
 from phosd.engine.criu.run.folders import lent, working_folder
 from phosd.engine.criu.run.invocation import Invocation, Owner
+from phosd.engine.criu.run.memory_handles import MemoryHandle
 from phosd.engine.criu.run.owned_processes import dump_mark, without_orphans
 from phosd.engine.criu.run.page_store import CopiedPages, PageStore
 from phosd.engine.criu.run.part import CriuPart, Parts
@@ -125,6 +126,7 @@ class Dump:
         self._folder = folder
         self._options = options
         self._pages = pages
+        self._handles: Sequence[MemoryHandle] = ()
         self._left = contextlib.ExitStack()
         """Undoes everything at the end."""
         self._lent = contextlib.ExitStack()
@@ -191,10 +193,17 @@ class Dump:
     def _note(self) -> None:
         """Let all parts act while CRIU holds the tree."""
         self._tree = scan(self._tree.root.pid)
-        self._parts_of_dump.frozen(TreeResources.of(self._tree))
+        self._parts_of_dump.frozen(TreeResources.of(self._tree, self._handles))
 
-    def finish(self, cancellation: Cancellation | None = None) -> TreeDump:
-        """Let CRIU continue until it has released the tree. Raises as :func:`dump_tree` does."""
+    def finish(
+        self,
+        cancellation: Cancellation | None = None,
+        handles: Sequence[MemoryHandle] = (),
+    ) -> TreeDump:
+        """Let CRIU continue until it has released the tree, which may have ``handles`` open. Raises
+        as :func:`dump_tree` does.
+        """
+        self._handles = handles
         if cancellation is not None:
             cancellation.check()
         try:

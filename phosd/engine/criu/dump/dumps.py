@@ -2,7 +2,7 @@
 
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -11,6 +11,7 @@ from typing import Protocol
 
 from phosd.engine.criu.dump.dump import Dump, DumpOptions, TreeDump
 from phosd.engine.criu.images import rseq_areas
+from phosd.engine.criu.run.memory_handles import MemoryHandle
 from phosd.engine.criu.run.page_store import PageStore
 from phosd.engine.criu.run.program import Criu
 from phosd.engine.criu.run.tracers import checkpoint_turn, restore_turn
@@ -48,8 +49,8 @@ class CpuSide(Protocol):
     def prepare(self, trees: list[ProcessTree]) -> None:
         """Do what can be done while the program runs."""
 
-    def dump(self, cancellation: Cancellation) -> None:
-        """Freeze and dump each tree, and let it go."""
+    def dump(self, cancellation: Cancellation, handles: Sequence[MemoryHandle] = ()) -> None:
+        """Freeze and dump each tree, and let it go. They may have ``handles`` open."""
 
     def dump_around(self, driver: DriverWork, cancellation: Cancellation) -> None:
         """Do that while the driver checkpoints the processes, and brings them back."""
@@ -106,10 +107,10 @@ class CpuParts(Undoing):
             self._undo.add(stores.pop_all().close)
             return found
 
-    def dump(self, cancellation: Cancellation) -> None:
-        """Freeze and dump each tree, and let it go."""
+    def dump(self, cancellation: Cancellation, handles: Sequence[MemoryHandle] = ()) -> None:
+        """Freeze and dump each tree, and let it go. They may have ``handles`` open."""
         for prepared in self._prepared:
-            self._dumps.append(prepared.finish(cancellation))
+            self._dumps.append(prepared.finish(cancellation, handles))
 
     def dump_around(self, driver: DriverWork, cancellation: Cancellation) -> None:
         """Freeze all trees, have the driver checkpoint their processes, dump them, have the driver

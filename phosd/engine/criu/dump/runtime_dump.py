@@ -7,11 +7,12 @@ to let it go.
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from phosd.engine.criu.dump.dumps import DriverWork
 from phosd.engine.criu.dump.runtime_devices import RuntimeDevices, places
-from phosd.engine.criu.run.tree_resources import Place
+from phosd.engine.criu.run.memory_handles import MemoryHandle
+from phosd.engine.criu.run.tree_resources import Place, TreeResources
 from phosd.engine.job.cancellation import Cancellation
 from phosd.engine.program.tree import ProcessTree, scan
 from phosd.engine.system import procfs, stopped_state
@@ -87,10 +88,19 @@ class RuntimeDump:
             self._held = self._held and complete
             self._over.set()
 
-    def dump(self, cancellation: Cancellation) -> None:
+    def dump(self, cancellation: Cancellation, handles: Sequence[MemoryHandle] = ()) -> None:
         """Wait until CRIU has dumped the program and let it go. Raises :class:`Busy` if it has only
-        let it go. Cancelled, this still waits: nobody answers whom CRIU holds.
+        let it go, and :class:`Unsupported` if it has one of ``handles`` open, which a runtime's
+        CRIU could not restore. Cancelled, this still waits: nobody answers whom CRIU holds.
         """
+        for tree in self._trees:
+            for each in TreeResources.of(scan(tree.root.pid), handles).of_memory:
+                raise Unsupported(
+                    f"{procfs.describe(each.pid)} keeps device memory open that it has exported "
+                    f"(descriptor {each.number})",
+                    hint="the program goes on; close it once other processes have imported it",
+                    reason=Reason.SHARED_MEMORY,
+                )
         self._stands()
         while not self._over.wait(_LOOK_SECONDS):
             try:

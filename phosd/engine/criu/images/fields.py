@@ -17,6 +17,7 @@ class FdTypes(IntEnum):
     UNIXSK = 5
     EVENTFD = 6
     EXT = 16
+    MEMFD = 18
 
 
 class FdinfoEntry(IntEnum):
@@ -39,6 +40,7 @@ class FileEntry(IntEnum):
     EXT = 15
     USK = 16
     FIFO = 17
+    MEMFD = 20
 
 
 class RegFileEntry(IntEnum):
@@ -86,6 +88,12 @@ class EventfdFileEntry(IntEnum):
     FLAGS = 2
     FOWN = 3
     COUNTER = 4
+
+
+class MemfdFileEntry(IntEnum):
+    """``memfd.proto``."""
+
+    FOWN = 4
 
 
 class ExtFileEntry(IntEnum):

@@ -4,7 +4,8 @@ CRIU notes mappings and descriptors of these devices for its plugin, which does 
 process that has inherited them cannot use them: the mappings become memory that nobody can access,
 at the same place, and the descriptors become counters that never count (eventfd), which may be
 waited for and closed like any other. What NVML has open becomes a file of that path: it can begin
-anew with it.
+anew with it. Exported device memory becomes a file of a name that stands for it, which a restore
+gives CRIU.
 """
 
 import mmap
@@ -18,6 +19,7 @@ from phosd.engine.criu.images.fields import (
     FdinfoEntry,
     FdTypes,
     FileEntry,
+    MemfdFileEntry,
     MmEntry,
     RegFileEntry,
     TaskKobjIdsEntry,
@@ -33,6 +35,15 @@ _NO_RESERVE = 0x4000
 """``MAP_NORESERVE``: the mapping may be larger than the memory, and nothing of it is used."""
 _NO_DESCRIPTOR = 1
 """-1 as a ``sint64``."""
+_NO_POSITION = (1 << 64) - 1
+"""These devices cannot be positioned (``lseek``), which CRIU otherwise does."""
+_OWNERS = {
+    FdTypes.EXT: (FileEntry.EXT, ExtFileEntry.FOWN),
+    FdTypes.MEMFD: (FileEntry.MEMFD, MemfdFileEntry.FOWN),
+}
+"""Where a file of each kind says whom it signals. A file in memory is exported memory of the
+software GPU.
+"""
 
 
 def make_inert(
@@ -49,9 +60,9 @@ def make_inert(
 
     def descriptor(found: list[Field]) -> Iterable[Field]:
         values = {field.number: field.value for field in found}
-        if values.get(FdinfoEntry.TYPE) != FdTypes.EXT:
-            return found
         number = values.get(FdinfoEntry.ID, 0)
+        if values.get(FdinfoEntry.TYPE) != FdTypes.EXT and number not in anew:
+            return found
         held.add(number)
         kind = Field.of(FdinfoEntry.TYPE, FdTypes.REG if number in anew else FdTypes.EVENTFD)
         return [kind if field.number == FdinfoEntry.TYPE else field for field in found]
@@ -78,7 +89,7 @@ def _file_numbers(
         ids = next(_values(folder / f"ids-{pid}.img"), {})
         for entry in _values(folder / f"fdinfo-{ids.get(TaskKobjIdsEntry.FILES_ID)!r}.img"):
             descriptor = wanted.get(entry.get(FdinfoEntry.FD, 0))
-            if descriptor and entry.get(FdinfoEntry.TYPE) == FdTypes.EXT:
+            if descriptor and entry.get(FdinfoEntry.TYPE) in _OWNERS:
                 found[entry.get(FdinfoEntry.ID, 0)] = descriptor
     return found
 
@@ -124,11 +135,14 @@ def _file(
     anew: Mapping[int | bytes, Descriptor],
 ) -> Iterable[Field]:
     values = {field.number: field.value for field in found}
-    external = values.get(FileEntry.EXT)
-    if values.get(FileEntry.TYPE) != FdTypes.EXT or not isinstance(external, bytes):
+    number, kind = values.get(FileEntry.ID, 0), values.get(FileEntry.TYPE)
+    if kind != FdTypes.EXT and not (kind == FdTypes.MEMFD and number in anew):
         return found
-    owner = {field.number: field.value for field in fields(external)}.get(ExtFileEntry.FOWN, b"")
-    number = values.get(FileEntry.ID, 0)
+    place, owner_field = _OWNERS[FdTypes(kind)]
+    entry = values.get(place)
+    if not isinstance(entry, bytes):
+        return found
+    owner = {field.number: field.value for field in fields(entry)}.get(owner_field, b"")
     if number not in held:
         raise Unsupported(
             "a file of the GPU driver is on its way through a socket of the program, and cannot be "
@@ -140,7 +154,7 @@ def _file(
         path = (
             Field.of(RegFileEntry.ID, number),
             Field.of(RegFileEntry.FLAGS, anew[number].flags & ~os.O_CLOEXEC),
-            Field.of(RegFileEntry.POS, 0),
+            Field.of(RegFileEntry.POS, _NO_POSITION),
             Field.of(RegFileEntry.FOWN, owner),
             Field.of(RegFileEntry.NAME, anew[number].target.encode()),
         )

@@ -6,8 +6,10 @@ from collections.abc import Iterator
 
 from phosd.engine.criu.images.fields import FileEntry
 from phosd.engine.criu.images.saved_files import SavedFiles
+from phosd.engine.criu.kinds.device_memory import DeviceMemory
 from phosd.engine.criu.kinds.kind import Choices, FileKind, Restoring, Sizes, place
 from phosd.engine.criu.kinds.placeholder_devices import PlaceholderDevices
+from phosd.engine.criu.run.memory_handles import MemoryName
 from phosd.engine.criu.run.part import CriuPart
 from phosd.engine.criu.run.tree_resources import TreeResources
 from phosd.engine.image.cpu_manifest import CpuDetails
@@ -39,10 +41,14 @@ class Devices(FileKind):
 
     def restore_parts(self, restoring: Restoring) -> Iterator[CriuPart]:
         yield PlaceholderDevices(restoring.details.devices, restoring.owner)
+        yield DeviceMemory(restoring.details.device_memory, restoring.memory)
 
     def require_sound(self, details: CpuDetails, sizes: Sizes) -> None:
         if len(details.devices) > MOST_DEVICES:
             raise ImageCorrupt("the image names more devices than a machine has", "delete it")
+        for name in details.device_memory:
+            if MemoryName.parse(name) is None:
+                raise ImageCorrupt(f"the image names no device memory by {name!r}", "delete it")
 
     def taken(self, files: SavedFiles, details: CpuDetails) -> Iterator[str]:
         if any(True for _ in files.of(FileEntry.TUNF)):

@@ -45,13 +45,15 @@ class CloneNames:
 @dataclass(frozen=True)
 class Restoring:
     """A restore: what the manifest says of the tree, whose files are in ``folder``, and whose CRIU
-    makes it. A rehearsed one leaves alone what the original may still use.
+    makes it. A rehearsed one leaves alone what the original may still use. ``memory``: descriptors
+    of the device memory that the tree had open, by name.
     """
 
     details: CpuDetails
     folder: Path
     owner: Owner
     rehearsed: bool
+    memory: Mapping[str, int] = field(default_factory=dict)
 
 
 class FileKind:

@@ -1,6 +1,7 @@
 """Options of the restore of one tree."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from phosd.engine.criu.files.file_worker import Policy
@@ -18,7 +19,8 @@ class TreeRestoreOptions:
     ``deadline`` in seconds. ``pid_namespace``: the tree gets one of its own, also if it was in
     none. ``image``: which is restored, for the record of that. ``clone``: which is restored in the
     tree's place, in such a namespace. ``cgroups``: where it goes on, if not where it was.
-    ``rehearsed``: see :func:`~phosd.engine.criu.restore.restore.rehearse_tree`.
+    ``memory``: descriptors of the device memory that the tree had open, by name. ``rehearsed``: see
+    :func:`~phosd.engine.criu.restore.restore.rehearse_tree`.
     """
 
     files: Policy = Policy.ROLLBACK
@@ -29,6 +31,7 @@ class TreeRestoreOptions:
     image: str = ""
     clone: Clone | None = None
     cgroups: Cgroups | None = None
+    memory: Mapping[str, int] = field(default_factory=dict)
     rehearsed: bool = False
 
 

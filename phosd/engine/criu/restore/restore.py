@@ -255,7 +255,9 @@ class _Run:
         yield RestoredStdio(
             tree.record.root, details, owner, options.end, self.namespace, options.output
         )
-        yield from registry.restore_parts(Restoring(details, tree.folder, owner, options.rehearsed))
+        yield from registry.restore_parts(
+            Restoring(details, tree.folder, owner, options.rehearsed, options.memory)
+        )
         yield ParallelPageLoader(self.spared, self.made, owner, TO_RESTORE)
         yield _AwaitCaller(complete, watched=not options.rehearsed)
         yield Affinities(self.made)

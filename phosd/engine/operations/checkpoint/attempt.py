@@ -17,7 +17,7 @@ from phosd.engine.mover.client.mover import Mover
 from phosd.engine.node.node import Node
 from phosd.engine.operations.checkpoint.options import CheckpointOptions
 from phosd.engine.operations.checkpoint.standing import Standing
-from phosd.engine.operations.manifest_records import block_records
+from phosd.engine.operations.manifest_records import block_records, memory_handles
 from phosd.engine.program import driver_checkpoint
 from phosd.engine.program.group import CheckpointGroup
 from phosd.engine.program.locked import locked
@@ -56,11 +56,13 @@ class Attempt:
         self,
         movers: Sequence[Mover] = (),
         *,
+        shared: Sequence[ExportedBlock] = (),
         beside: Callable[[], object] = lambda: None,
         blocks: Callable[[], tuple[Block, ...]] = tuple,
     ) -> None:
         """Run the driver's checkpoint and CRIU's dump. The keepers, and ``movers``, which have
-        blocks of the group, reserve the freed memory.
+        blocks of the group, reserve the freed memory. Programs may have descriptors of the
+        ``shared`` blocks open.
 
         ``beside`` is called once the driver is done with the GPUs, while CRIU works. ``blocks``
         are those of the image of a program that stands still until it is complete.
@@ -84,7 +86,7 @@ class Attempt:
             point(Point.CHECKPOINT_CPU)
             beside()
             with self.standing.until_complete():
-                self.cpu.dump(self.progress)
+                self.cpu.dump(self.progress, memory_handles(self.group.trees, shared))
                 self._complete_standing(inherited, blocks)
             self.progress.phase("unpark", stopped=True)
             point(Point.CHECKPOINT_UNPARK)

@@ -57,7 +57,7 @@ def concurrent(attempt: Attempt) -> tuple[Block, ...]:
             point(Point.CHECKPOINT_PARK)
             with parked(group.links, memory):
                 saving.begin()
-                attempt.save_processes(memory.movers(), beside=saving.copy)
+                attempt.save_processes(memory.movers(), shared=memory.shared(), beside=saving.copy)
             saving.arm()
         dump.go_on_pinning()
         progress.phase("drain", bytes_total=saving.bytes_total)

@@ -39,7 +39,7 @@ def recopy(attempt: Attempt) -> tuple[Block, ...]:
                 point(Point.CHECKPOINT_PARK)
                 with parked(group.links, memory):
                     copies.begin_rest()
-                    attempt.save_processes(memory.movers())
+                    attempt.save_processes(memory.movers(), shared=memory.shared())
                     chunks = copies.finish_rest()
                 memory.watchers.watch_all(group.links)
             progress.finish()

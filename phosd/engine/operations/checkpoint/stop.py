@@ -44,7 +44,9 @@ def stop(attempt: Attempt) -> tuple[Block, ...]:
             point(Point.CHECKPOINT_PARK)
             with parked(group.links, memory):
                 attempt.save_processes(
-                    memory.movers(), blocks=lambda: attempt.blocks(blocks, chunks)
+                    memory.movers(),
+                    shared=memory.shared(),
+                    blocks=lambda: attempt.blocks(blocks, chunks),
                 )
             memory.watchers.watch_all(group.links)
         progress.finish()

@@ -53,6 +53,13 @@ class Loading:
         """The device memory, once it is complete."""
         return self._loaded.result()
 
+    def exported(self, name: str) -> int:
+        """Return a descriptor of device memory that the program had open, once all is loaded.
+
+        Raises :class:`ImageCorrupt` if the image has none of this name.
+        """
+        return self._loaded.result().descriptor_of(name)
+
     @contextmanager
     def named_if_damaged(self) -> Iterator[None]:
         """If CRIU fails in the context, raise :class:`ImageCorrupt` in place of its words, if its

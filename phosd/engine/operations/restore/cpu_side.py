@@ -151,13 +151,21 @@ class CpuSide:
             tree.check_bytes()
 
     def restore(
-        self, progress: Progress, complete: Callable[[], bool], pairs: GpuPairs
+        self,
+        progress: Progress,
+        complete: Callable[[], bool],
+        pairs: GpuPairs,
+        memory: Callable[[str], int],
     ) -> Iterator[Restored]:
         """Restore each tree; its GPU processes sleep in the hook, or have been restored by the
         driver, by ``pairs`` on other GPUs. Nothing runs before ``complete`` returns True.
+        ``memory`` returns a descriptor of device memory that a tree had open, by its name.
         """
         for index, tree in enumerate(self._trees):
-            options = self._options if index == 0 else replace(self._options, end=None)
+            opened = {name: memory(name) for name in tree.details.device_memory}
+            options = replace(self._options, memory=opened)
+            if index:
+                options = replace(options, end=None)
             restored = criu_restore.restore_tree(
                 self._criu,
                 tree,

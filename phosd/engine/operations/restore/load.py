@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
 
+from phosd.engine.criu.run.memory_handles import MemoryName
 from phosd.engine.hook_client.link import HookLink, HookState
 from phosd.engine.image.manifest import Block, Manifest
 from phosd.engine.image.store import Image
@@ -23,7 +24,7 @@ from phosd.engine.node.node import Node
 from phosd.engine.program.process import gpus_of
 from phosd.engine.system import procfs
 from phosd.engine.system.procfs import ProcessId
-from phosd.errors import Cancelled, PhosError
+from phosd.errors import Cancelled, ImageCorrupt, PhosError
 
 _log = logging.getLogger(__name__)
 _FIRST_GROUP = 256 << 20
@@ -69,6 +70,20 @@ class LoadedMemory:
             replace(each, process=each.process._replace(pid=ids[each.process.pid]))
             for each in self._pieces
         ]
+
+    def descriptor_of(self, name: str) -> int:
+        """Return the descriptor of a block, by the name of its memory
+        (:class:`~phosd.engine.criu.run.memory_handles.MemoryName`). The processes have the pids
+        that they were saved with.
+        """
+        wanted = MemoryName.parse(name)
+        for piece in self._pieces:
+            if wanted == MemoryName(piece.process.pid, piece.id):
+                return piece.allocation.descriptor
+        raise ImageCorrupt(
+            f"the program had device memory open of which the image has nothing ({name})",
+            hint="restore another image",
+        )
 
     def hand_back(self, link: HookLink) -> None:
         """Ask a process to map its blocks. Raises as :func:`hand_back` does."""

@@ -71,7 +71,8 @@ def restore(
         point(Point.RESTORE_CPU)
         with Undo() as undo:
             with loading.named_if_damaged():
-                for restored in cpu.restore(progress, loading.complete, placement.pairs):
+                made = cpu.restore(progress, loading.complete, placement.pairs, loading.exported)
+                for restored in made:
                     undo.add(restored.abandon)
             memory = loading.memory
             manifest = cpu.as_restored()
@@ -167,7 +168,7 @@ def _require_placed(link: HookLink, manifest: Manifest, moves: Mapping[int, int]
                 f" {gpu}",
                 hint="restore it on the GPUs that it had (`--gpu`), and report this",
             )
-    if manifest.shares_memory and link.hello().makes_memory:
+    if manifest.shares_or_exports_memory and link.hello().makes_memory:
         require_shareable({link.pid: ()}, moves.values())
 
 
