@@ -18,6 +18,8 @@ class Reason(enum.StrEnum):
     """The program uses multicast memory."""
     LEGACY_IPC = "legacy-ipc"
     """The program shares memory or events by legacy CUDA IPC where the hook cannot."""
+    SHARED_POOL = "shared-pool"
+    """The program has a memory pool that other processes can import, and the hook cannot back."""
     EXTERNAL_MEMORY = "external-memory"
     """The program shares memory or semaphores with another driver."""
     SPARSE_ARRAY = "sparse-array"

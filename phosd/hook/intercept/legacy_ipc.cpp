@@ -230,21 +230,9 @@ CUresult share(CUipcMemHandle* handle, CUdeviceptr address, uint64_t* to_reexpor
         return native(driver.cuIpcGetMemHandle(handle, address));
     }
     if (!found->second.heap->context) return CUDA_ERROR_INVALID_VALUE;  // a pool's, as natively
-    const auto* mapping = blocks::find(found->first);
-    blocks::Block& block = *mapping->second.block;
-    if (blocks::needs_reexport(block)) {
-        *to_reexport = block.id;
-        return CUDA_ERROR_NOT_SUPPORTED;
-    }
-    if (block.descriptor < 0) {
-        int descriptor = -1;
-        const CUresult result = blocks::export_descriptor(block, &descriptor);
-        if (result != CUDA_SUCCESS) return result;
-        block.descriptor = descriptors::keep(descriptor);
-    }
-    block.flags |= wire::kExported;
-    const Ticket ticket =
-        legacy_ipc::ticket(kMemoryMagic, block, found->first - mapping->first, found->second.size);
+    Ticket ticket{};
+    const CUresult result = legacy_ipc::issue(kMemoryMagic, *found, &ticket, to_reexport);
+    if (result != CUDA_SUCCESS) return result;
     std::memset(handle, 0, sizeof *handle);
     std::memcpy(handle, &ticket, sizeof ticket);
     return CUDA_SUCCESS;
@@ -287,6 +275,35 @@ CUresult overrides::cuIpcCloseMemHandle(CUdeviceptr address) {
     const CUresult result = driver.cuCtxSynchronize();  // nothing may use what is unmapped
     if (result != CUDA_SUCCESS) return result;
     const std::lock_guard lock(blocks::mutex);
+    return legacy_ipc::close(address);
+}
+
+namespace legacy_ipc {
+
+Ticket ticket(uint64_t magic, const blocks::Block& block, uint64_t offset, uint64_t size) {
+    return {magic, own_nonce(), block.id, block.size, offset, size, began(getpid()), getpid(), 0};
+}
+
+CUresult issue(uint64_t magic, const std::pair<const uint64_t, heap::Allocation>& found,
+               Ticket* made, uint64_t* to_reexport) {
+    const auto* mapping = blocks::find(found.first);
+    blocks::Block& block = *mapping->second.block;
+    if (blocks::needs_reexport(block)) {
+        *to_reexport = block.id;
+        return CUDA_ERROR_NOT_SUPPORTED;
+    }
+    if (block.descriptor < 0) {
+        int descriptor = -1;
+        const CUresult result = blocks::export_descriptor(block, &descriptor);
+        if (result != CUDA_SUCCESS) return result;
+        block.descriptor = descriptors::keep(descriptor);
+    }
+    block.flags |= wire::kExported;
+    *made = ticket(magic, block, found.first - mapping->first, found.second.size);
+    return CUDA_SUCCESS;
+}
+
+CUresult close(uint64_t address) {
     const auto view = views.find(address);
     if (view == views.end()) return CUDA_ERROR_INVALID_VALUE;
     if (--view->second.opened) return CUDA_SUCCESS;
@@ -297,12 +314,6 @@ CUresult overrides::cuIpcCloseMemHandle(CUdeviceptr address) {
     mapped.erase(block);
     const CUresult unmapped = blocks::unmap(gone.address, gone.size);
     return unmapped == CUDA_SUCCESS ? driver.cuMemAddressFree(gone.address, gone.size) : unmapped;
-}
-
-namespace legacy_ipc {
-
-Ticket ticket(uint64_t magic, const blocks::Block& block, uint64_t offset, uint64_t size) {
-    return {magic, own_nonce(), block.id, block.size, offset, size, began(getpid()), getpid(), 0};
 }
 
 CUresult open(const Ticket& ticket, CUdeviceptr* address) {

@@ -3,15 +3,19 @@
 #pragma once
 
 #include <cstdint>
+#include <utility>
 
 #include "memory/blocks.h"
+#include "memory/heap.h"
 
 namespace phos::legacy_ipc {
 
 constexpr uint64_t kMemoryMagic = 0x3143'5049'534f'4850;  // "PHOSIPC1"
 constexpr uint64_t kEventMagic = 0x3145'5049'534f'4850;   // "PHOSIPE1"
+constexpr uint64_t kPoolMagic = 0x314f'5049'534f'4850;    // "PHOSIPO1", of pool_sharing.h
 
-// The content of the 64 opaque bytes of a CUipcMemHandle or a CUipcEventHandle: a part of a block.
+// The content of the 64 opaque bytes of a CUipcMemHandle, a CUipcEventHandle or a
+// CUmemPoolPtrExportData: a part of a block.
 struct Ticket {
     uint64_t magic;
     uint64_t nonce;  // of the owner; also in its socket's name, which cannot be guessed then
@@ -28,10 +32,18 @@ static_assert(sizeof(Ticket) <= CU_IPC_HANDLE_SIZE);
 // Makes a ticket for a part of a block that is exported. Needs blocks::mutex.
 Ticket ticket(uint64_t magic, const blocks::Block& block, uint64_t offset, uint64_t size);
 
+// Exports the block of an allocation, and makes a ticket for the allocation. For a callback of
+// reexport::sharing. Needs blocks::mutex.
+CUresult issue(uint64_t magic, const std::pair<const uint64_t, heap::Allocation>& found,
+               Ticket* made, uint64_t* to_reexport);
+
 // Maps the block of a ticket here, unless it is, and returns the address of the part. Waits while
 // the owner is parked or detached. The caller holds neither the gate nor a lock. Words of events
 // stay mapped for good: no call says when the device is done with them.
 CUresult open(const Ticket& ticket, CUdeviceptr* address);
+
+// Undoes an opening that the device is done with. Needs a gate::Pass and blocks::mutex.
+CUresult close(uint64_t address);
 
 // For the hook's thread: the socket for peers' requests (-1 while there is none), and serving one
 // request on a connection, which is then closed.

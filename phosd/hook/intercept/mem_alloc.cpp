@@ -9,6 +9,7 @@
 #include "gate/gate.h"
 #include "intercept/legacy_ipc.h"
 #include "intercept/managed.h"
+#include "intercept/pool_sharing.h"
 #include "memory/contexts.h"
 #include "memory/heap.h"
 
@@ -184,6 +185,7 @@ CUresult overrides::cuMemFree_v2(CUdeviceptr address) {
         }
     }
     if (device < 0) {
+        if (const std::optional<CUresult> freed = pool_sharing::free(address)) return *freed;
         const std::optional<CUresult> freed = managed::free(address);
         return freed ? *freed : driver.cuMemFree_v2(address);
     }

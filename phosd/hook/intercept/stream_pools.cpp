@@ -1,38 +1,30 @@
 // Redirect stream-ordered memory of device pools to memory of the hook. The driver keeps memory
-// that a capture allocates or frees, which belongs to the graph, and exportable pools, which also
-// belong to their importers.
+// that a capture allocates or frees, which belongs to the graph.
 #include "intercept/stream_pools.h"
 
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <map>
 
 #include "base/overrides.h"
 #include "base/process.h"
 #include "cow/memory_pressure.h"
 #include "gate/gate.h"
 #include "intercept/ipc_events.h"
+#include "intercept/pool_sharing.h"
 #include "intercept/unsupported.h"
+#include "memory/backed_pools.h"
 #include "memory/contexts.h"
 #include "memory/stream_frees.h"
 
 namespace phos {
 namespace {
 
-struct PoolState {
-    int device;
-    uint64_t threshold = 0;  // bytes to keep, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD
-    uint64_t used_high = 0;
-    uint64_t reserved_high = 0;
-};
+using backed_pools::Pool;
 
 // Freed memory up to this size is kept, whatever the threshold says: mapping again costs more.
 constexpr uint64_t kKeep = 64 << 20;
-
-// Guarded by blocks::mutex.
-std::map<CUmemoryPool, PoolState> pools;  // those that are redirected
 
 // The functions for the two meanings of stream 0.
 struct StreamCalls {
@@ -62,23 +54,9 @@ struct StreamCalls {
     }
 };
 
-PoolState* redirected(CUmemoryPool pool) {
-    const auto found = pools.find(pool);
-    if (found != pools.end()) return &found->second;
-    int count = 0;
-    if (!driver.cuDeviceGetDefaultMemPool || driver.cuDeviceGetCount(&count) != CUDA_SUCCESS)
-        return nullptr;
-    for (int device = 0; device < count; ++device) {
-        CUmemoryPool standard = nullptr;
-        if (driver.cuDeviceGetDefaultMemPool(&standard, device) == CUDA_SUCCESS && standard == pool)
-            return &(pools[pool] = PoolState{device});
-    }
-    return nullptr;
-}
-
 uint64_t keep_of(const heap::Heap& heap) {
-    const auto state = pools.find(heap.pool);
-    return std::max(state == pools.end() ? 0 : state->second.threshold, kKeep);
+    const Pool* const state = backed_pools::find(heap.pool);
+    return std::max(state ? state->threshold : 0, kKeep);
 }
 
 // Waits neither for the gate nor for the lock: other threads may be waiting for this caller.
@@ -114,8 +92,12 @@ bool allocate(CUdeviceptr* address, size_t size, CUmemoryPool pool, CUstream str
             return false;
     }
     std::unique_lock lock(blocks::mutex);
-    PoolState* state = redirected(pool);
+    Pool* state = backed_pools::find(pool);
     if (!state || !heap::supports(state->device)) return false;
+    if (state->imported) {
+        *result = CUDA_ERROR_INVALID_VALUE;
+        return true;
+    }
     heap::Heap* heap = heap::of_pool(pool, state->device);
     uint64_t made = stream_frees::reuse(heap, size, calls.key(context, stream));
     *result = CUDA_SUCCESS;
@@ -131,12 +113,30 @@ bool allocate(CUdeviceptr* address, size_t size, CUmemoryPool pool, CUstream str
     return true;
 }
 
-// The driver may block when it records an event, if the stream's queue is full, so the lock is not
-// held. Until the event exists the memory is marked, as cuMemFree does, so that it is not reused.
+// Records a new event on the stream. The driver may block, if the stream's queue is full, so no
+// lock may be held.
+CUresult record_on(CUstream stream, CUcontext context, const StreamCalls& calls, CUevent* event) {
+    const Current current(context);
+    if (!current) return CUDA_ERROR_INVALID_CONTEXT;
+    CUresult result = driver.cuEventCreate(event, CU_EVENT_DISABLE_TIMING);
+    if (result != CUDA_SUCCESS) return result;
+    result = calls.record(*event, stream);
+    if (result != CUDA_SUCCESS) driver.cuEventDestroy_v2(*event);
+    return result;
+}
+
+// Until the event exists the memory is marked, as cuMemFree does, so that it is not reused.
 bool free_later(CUdeviceptr address, CUstream stream, const StreamCalls& calls, CUresult* result) {
     if (calls.capturing(stream)) return false;
     CUcontext context = nullptr;
     if (calls.context_of(stream, &context) != CUDA_SUCCESS) return false;
+    CUevent event = nullptr;
+    if (pool_sharing::is_import(address)) {
+        *result = record_on(stream, context, calls, &event);
+        if (*result == CUDA_SUCCESS)
+            pool_sharing::free_after(address, calls.key(context, stream), event);
+        return true;
+    }
     {
         const std::lock_guard lock(blocks::mutex);
         auto* found = heap::find(address);
@@ -147,14 +147,7 @@ bool free_later(CUdeviceptr address, CUstream stream, const StreamCalls& calls, 
         }
         found->second.freeing = true;
     }
-    const Current current(context);
-    CUevent event = nullptr;
-    *result = current ? driver.cuEventCreate(&event, CU_EVENT_DISABLE_TIMING)
-                      : CUDA_ERROR_INVALID_CONTEXT;
-    if (*result == CUDA_SUCCESS) {
-        *result = calls.record(event, stream);
-        if (*result != CUDA_SUCCESS) driver.cuEventDestroy_v2(event);
-    }
+    *result = record_on(stream, context, calls, &event);
     const std::lock_guard lock(blocks::mutex);
     auto* found = heap::find(address);
     if (!found || found->first != address) return true;  // it was freed with its context meanwhile
@@ -174,6 +167,16 @@ CUresult allocate_or_pass(CUdeviceptr* address, size_t size, CUmemoryPool pool, 
         result == CUDA_SUCCESS)  // there is no call for the default pool of managed memory
         note_if_managed(*address, "the program uses managed memory (a pool of it)");
     return result;
+}
+
+bool is_backed(const CUmemPoolProps& properties) {
+    if (properties.allocType != CU_MEM_ALLOCATION_TYPE_PINNED ||
+        properties.location.type != CU_MEM_LOCATION_TYPE_DEVICE || properties.maxSize != 0)
+        return false;
+    if (properties.handleTypes == CU_MEM_HANDLE_TYPE_NONE) return true;
+    const std::lock_guard lock(blocks::mutex);
+    return properties.handleTypes == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR &&
+           heap::supports(properties.location.id);
 }
 
 }  // namespace
@@ -230,17 +233,27 @@ CUresult overrides::cuEventSynchronize(CUevent event) {
 }
 
 CUresult overrides::cuMemPoolCreate(CUmemoryPool* pool, const CUmemPoolProps* properties) {
-    const CUresult result = driver.cuMemPoolCreate(pool, properties);
+    const gate::Pass pass;
+    if (!pool || !properties) return driver.cuMemPoolCreate(pool, properties);
+    CUmemPoolProps made = *properties;
+    const bool backed = is_backed(*properties);
+    if (backed) made.handleTypes = CU_MEM_HANDLE_TYPE_NONE;  // the driver's would not be saved
+    const CUresult result = driver.cuMemPoolCreate(pool, &made);
     if (result != CUDA_SUCCESS) return result;
     if (properties->allocType == CU_MEM_ALLOCATION_TYPE_MANAGED)
         mark_unsupported(Reason::managed_memory, "the program uses managed memory (a pool of it)");
-    const bool plain = properties->allocType == CU_MEM_ALLOCATION_TYPE_PINNED &&
-                       properties->handleTypes == CU_MEM_HANDLE_TYPE_NONE &&
-                       properties->location.type == CU_MEM_LOCATION_TYPE_DEVICE &&
-                       properties->maxSize == 0;
-    const std::lock_guard lock(blocks::mutex);
-    pools.erase(*pool);
-    if (plain) pools[*pool] = PoolState{properties->location.id};
+    if (made.handleTypes != CU_MEM_HANDLE_TYPE_NONE)
+        mark_unsupported(Reason::shared_pool,
+                         "the program has a memory pool that can be exported (cuMemPoolCreate) and "
+                         "is of host memory, has a size limit, or is exported otherwise than by a "
+                         "file descriptor");
+    Pool state;
+    state.device = properties->location.id;
+    state.exportable = properties->handleTypes != CU_MEM_HANDLE_TYPE_NONE;
+    if (backed)
+        backed_pools::add(*pool, state);
+    else
+        backed_pools::forget(*pool);
     return result;
 }
 
@@ -248,8 +261,8 @@ CUresult overrides::cuMemPoolDestroy(CUmemoryPool pool) {
     const gate::Pass pass;
     const CUresult result = driver.cuMemPoolDestroy(pool);
     if (result != CUDA_SUCCESS) return result;
+    backed_pools::forget(pool);
     const std::lock_guard lock(blocks::mutex);
-    pools.erase(pool);
     stream_frees::orphan_pool(pool);
     return result;
 }
@@ -273,21 +286,21 @@ CUresult overrides::cuMemPoolGetAttribute(CUmemoryPool pool, CUmemPool_attribute
     if (result != CUDA_SUCCESS) return result;
     const std::lock_guard lock(blocks::mutex);
     const heap::Heap* heap = heap::find_pool(pool);
-    const auto state = pools.find(pool);
-    if (!heap || state == pools.end()) return result;
+    const Pool* const state = heap ? backed_pools::find(pool) : nullptr;
+    if (!state) return result;
     auto& bytes = *static_cast<cuuint64_t*>(value);  // the driver counts what captures hold
     switch (attribute) {
         case CU_MEMPOOL_ATTR_USED_MEM_CURRENT:
             bytes += heap->used;
             break;
         case CU_MEMPOOL_ATTR_USED_MEM_HIGH:
-            bytes += state->second.used_high;
+            bytes += state->used_high;
             break;
         case CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT:
             bytes += heap->reserved;
             break;
         case CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH:
-            bytes += state->second.reserved_high;
+            bytes += state->reserved_high;
             break;
         default:
             break;
@@ -300,7 +313,7 @@ CUresult overrides::cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_attribute
     const CUresult result = driver.cuMemPoolSetAttribute(pool, attribute, value);
     if (result != CUDA_SUCCESS) return result;
     const std::lock_guard lock(blocks::mutex);
-    PoolState* state = redirected(pool);
+    Pool* state = backed_pools::find(pool);
     if (!state) return result;
     if (attribute == CU_MEMPOOL_ATTR_RELEASE_THRESHOLD)
         state->threshold = *static_cast<cuuint64_t*>(value);
@@ -315,7 +328,8 @@ CUresult overrides::cuMemPoolSetAccess(CUmemoryPool pool, const CUmemAccessDesc*
     const CUresult result = driver.cuMemPoolSetAccess(pool, access, count);
     if (result != CUDA_SUCCESS) return result;
     const std::lock_guard lock(blocks::mutex);
-    const PoolState* state = redirected(pool);
+    Pool* state = backed_pools::find(pool);
+    if (state && state->imported) return pool_sharing::change_access(pool, access, count);
     return state ? heap::change_access(heap::of_pool(pool, state->device), access, count) : result;
 }
 

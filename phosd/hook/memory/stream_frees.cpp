@@ -16,6 +16,7 @@ struct Freed {
     CUcontext context;
     CUevent event;        // null: its context has ended
     bool ending = false;  // the context may end at any time, and with it the event
+    void (*close)(uint64_t address) = nullptr;  // for memory of another process
 };
 
 // Guarded by blocks::mutex.
@@ -36,6 +37,13 @@ void forget_event(const Freed& entry) {
     if (current) driver.cuEventDestroy_v2(entry.event);
 }
 
+void give_back(const Freed& entry) {
+    if (entry.close)
+        entry.close(entry.address);
+    else
+        heap::give_back(entry.address, entry.allocation);
+}
+
 std::vector<Freed>::iterator erase(std::vector<Freed>::iterator entry) {
     kept_bytes -= entry->allocation.reserved;
     return all_freed.erase(entry);
@@ -48,7 +56,7 @@ void give_back_all(heap::Heap* heap) {
             continue;
         }
         forget_event(*entry);
-        heap::give_back(entry->address, entry->allocation);
+        give_back(*entry);
         entry = erase(entry);
     }
 }
@@ -56,8 +64,15 @@ void give_back_all(heap::Heap* heap) {
 }  // namespace
 
 void keep(uint64_t address, const StreamKey& stream, CUevent event) {
-    all_freed.push_back({address, heap::retire(address), stream, stream.context, event, false});
+    all_freed.push_back({address, heap::retire(address), stream, stream.context, event});
     kept_bytes += all_freed.back().allocation.reserved;
+}
+
+void keep_opened(uint64_t address, uint64_t size, heap::Heap* heap, void (*close)(uint64_t address),
+                 const StreamKey& stream, CUevent event) {
+    const heap::Allocation opened{size, size, heap, 0, false, false};
+    all_freed.push_back({address, opened, stream, stream.context, event, false, close});
+    kept_bytes += size;
 }
 
 bool give_back_passed(const heap::Heap* heap, uint64_t keep) {
@@ -72,7 +87,7 @@ bool give_back_passed(const heap::Heap* heap, uint64_t keep) {
         }
         held -= entry->allocation.reserved;
         forget_event(*entry);
-        heap::give_back(entry->address, entry->allocation);
+        give_back(*entry);
         entry = erase(entry);
         any = true;
     }

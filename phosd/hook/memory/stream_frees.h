@@ -21,6 +21,11 @@ struct StreamKey {
 // Keeps memory that is freed on a stream, and the event recorded there.
 void keep(uint64_t address, const StreamKey& stream, CUevent event);
 
+// The same for `size` bytes that another process has allocated, and that are mapped here: `close`
+// takes that back. `heap` stands for all of these, and has no memory.
+void keep_opened(uint64_t address, uint64_t size, heap::Heap* heap, void (*close)(uint64_t address),
+                 const StreamKey& stream, CUevent event);
+
 // Returns memory freed earlier that `stream` may use now; 0 if there is none.
 uint64_t reuse(const heap::Heap* heap, uint64_t size, const StreamKey& stream);
 

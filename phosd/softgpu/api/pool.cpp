@@ -1,6 +1,9 @@
 // Memory pools and the stream-ordered allocator.
 #include "core/pool.h"
 
+#include <fcntl.h>
+#include <sys/stat.h>
+
 #include "api/api.h"
 #include "core/graph_memory.h"
 #include "core/submit.h"
@@ -29,7 +32,7 @@ PoolKind kind_of(const CUmemLocation* location, CUmemAllocationType type) {
 }
 
 void allocate(CUdeviceptr* address, size_t size, const PoolPtr& pool, CUstream handle) {
-    require(address != nullptr);
+    require(address != nullptr && !pool->imported);
     const StreamPtr stream = stream_of(handle);
     if (captures(stream)) {
         require(pool->kind.device() >= 0, CUDA_ERROR_NOT_SUPPORTED);
@@ -37,6 +40,12 @@ void allocate(CUdeviceptr* address, size_t size, const PoolPtr& pool, CUstream h
         return;
     }
     *address = runtime().allocate(pool->heap, pool->kind.device(), size, &stream->context);
+}
+
+// What stands for the driver's device; without one a device that everybody has.
+const char* device_path() {
+    const std::string& path = runtime().config().device_file;
+    return path.empty() ? "/dev/null" : path.c_str();
 }
 
 int* reuse_of(Pool& pool, CUmemPool_attribute attribute) {
@@ -116,8 +125,15 @@ API(cuMemSetMemPool, (CUmemLocation * location, CUmemAllocationType type, CUmemo
 API(cuMemPoolCreate, (CUmemoryPool * handle, const CUmemPoolProps* properties),
     (handle, properties)) {
     require(handle != nullptr && properties != nullptr);
-    require(properties->handleTypes == CU_MEM_HANDLE_TYPE_NONE, CUDA_ERROR_NOT_SUPPORTED);
-    *handle = runtime().pools.create(PoolKind::of(properties->location, properties->allocType));
+    const CUmemAllocationHandleType types = properties->handleTypes;
+    require(types == CU_MEM_HANDLE_TYPE_NONE || types == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+            CUDA_ERROR_NOT_SUPPORTED);
+    const PoolKind kind = PoolKind::of(properties->location, properties->allocType);
+    *handle = runtime().pools.create(kind);
+    if (types == CU_MEM_HANDLE_TYPE_NONE) return;
+    const PoolPtr pool = pool_of(*handle);
+    pool->exportable = true;
+    pool->device_file.take(runtime().config().device_file);
 }
 API(cuMemPoolDestroy, (CUmemoryPool handle), (handle)) {
     runtime().pools.destroy(handle);
@@ -191,6 +207,44 @@ API(cuMemPoolGetAccess, (CUmemAccess_flags * flags, CUmemoryPool handle, CUmemLo
     (flags, handle, location)) {
     require(flags != nullptr && location != nullptr);
     *flags = pool_of(handle)->access(*location);
+}
+
+// Sharing goes as far as a process without the hook must be refused or fail: the handle is the
+// driver's device, as a real one, and no memory can be had by it.
+API(cuMemPoolExportToShareableHandle,
+    (void* shareable, CUmemoryPool handle, CUmemAllocationHandleType type,
+     unsigned long long flags),
+    (shareable, handle, type, flags)) {
+    require(shareable != nullptr && flags == 0 && pool_of(handle)->exportable &&
+            type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+    const int descriptor = open(device_path(), O_RDWR | O_CLOEXEC);
+    require(descriptor >= 0, CUDA_ERROR_OPERATING_SYSTEM);
+    *static_cast<int*>(shareable) = descriptor;
+}
+API(cuMemPoolImportFromShareableHandle,
+    (CUmemoryPool * pool, void* shareable, CUmemAllocationHandleType type,
+     unsigned long long flags),
+    (pool, shareable, type, flags)) {
+    require(pool != nullptr && flags == 0 && type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+    struct stat given{};
+    struct stat device{};
+    const auto descriptor = static_cast<int>(reinterpret_cast<intptr_t>(shareable));
+    require(fstat(descriptor, &given) == 0 && stat(device_path(), &device) == 0 &&
+            given.st_rdev == device.st_rdev);
+    *pool = runtime().pools.create(kind_of(0));
+    const PoolPtr made = pool_of(*pool);
+    made->imported = true;
+    made->device_file.take(runtime().config().device_file);
+}
+API(cuMemPoolExportPointer, (CUmemPoolPtrExportData * data, CUdeviceptr address), (data, address)) {
+    require(data != nullptr && address != 0);
+    fail(CUDA_ERROR_NOT_SUPPORTED);
+}
+API(cuMemPoolImportPointer,
+    (CUdeviceptr * address, CUmemoryPool pool, CUmemPoolPtrExportData* data),
+    (address, pool, data)) {
+    require(address != nullptr && data != nullptr && pool_of(pool)->imported);
+    fail(CUDA_ERROR_NOT_SUPPORTED);
 }
 
 // What graphs allocate (cuMemAllocAsync in a capture) is apart from the pools.

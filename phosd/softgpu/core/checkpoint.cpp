@@ -138,6 +138,7 @@ void Checkpoint::restore(const ControlRequest& request) {
     require(std::none_of(saved_.begin(), saved_.end(),
                          [](const auto& memory) { return memory->imported; }),
             CUDA_ERROR_NOT_SUPPORTED);
+    require(!rt.pools.any_imported(), CUDA_ERROR_OPERATING_SYSTEM);
     for (const auto& move : to) {
         const Config& config = rt.config();
         Registry(config.folder, move.first, config.memory).release_all();

@@ -141,6 +141,12 @@ bool Pools::any_managed_memory() const {
     });
 }
 
+bool Pools::any_imported() const {
+    std::lock_guard lock(mutex_);
+    return std::any_of(all_.begin(), all_.end(),
+                       [](const PoolPtr& pool) { return pool->imported; });
+}
+
 void Pools::sweep(const PoolPtr& pool) {
     if (!pool || !pool->destroyed || pool->heap.used() > 0) return;
     std::lock_guard lock(mutex_);

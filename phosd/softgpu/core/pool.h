@@ -10,6 +10,7 @@
 #include <tuple>
 #include <vector>
 
+#include "core/device_file.h"
 #include "core/handles.h"
 #include "core/heap.h"
 #include "core/stream.h"
@@ -45,6 +46,12 @@ struct Pool {
     std::atomic<bool> destroyed{false};  // ends with its last allocation
     int reuse_follow_events = 1, reuse_opportunistic = 1, reuse_internal = 1;
 
+    // An exportable or imported pool has it, and the driver's checkpoint leaves it open (H100,
+    // 580.159).
+    DeviceFile device_file{false};
+    bool exportable = false;
+    bool imported = false;  // it gives nothing, and the driver cannot restore the process
+
   private:
     // Managed memory is there for all. The devices that were given access are kept: a bit for each
     // device, and one for the host.
@@ -70,6 +77,7 @@ class Pools {
     // Gives back what pools of a device keep for later.
     void trim(int device) const;
     bool any_managed_memory() const;
+    bool any_imported() const;
     // Forgets a destroyed pool once nothing is allocated from it.
     void sweep(const PoolPtr& pool);
 

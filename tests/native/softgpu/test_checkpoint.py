@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.native.softgpu import program
+from tests.support import device_files
 
 # A program that counts on the device, and checks that the device still has what it put there.
 COUNTER = """
@@ -248,3 +249,43 @@ def test_the_state_of_who_is_no_gpu_process(
     assert it.do("d.cuCheckpointProcessGetState(1)") == "ERROR_NOT_INITIALIZED"
     for pid in (-1, 0, 2**22 + 5):
         assert it.do(f"d.cuCheckpointProcessGetState({pid})") == "ERROR_OPERATING_SYSTEM"
+
+
+POOL = """
+use(); p = d.CUmemPoolProps()
+p.allocType = d.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+p.location.type = d.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE; p.handleTypes = FD
+pool = ck(d.cuMemPoolCreate(p)); handle = int(ck(d.cuMemPoolExportToShareableHandle(pool, FD, 0)))
+"""
+IMPORTED = (
+    POOL
+    + """
+other = ck(d.cuMemPoolImportFromShareableHandle(handle, FD, 0))
+print("ready"); input()
+"""
+)
+OWN = (
+    POOL
+    + """
+os.close(handle); print("ready"); input()
+"""
+)
+
+
+@pytest.mark.parametrize("imported", [False, True])
+def test_a_pool_that_can_be_exported_keeps_a_device(
+    tmp_path: Path,
+    processes: list[subprocess.Popen[str]],
+    monkeypatch: pytest.MonkeyPatch,
+    imported: bool,
+) -> None:
+    """As the driver's (H100, 580.159); the restore of a process that has imported one fails."""
+    device = device_files.pretend(tmp_path, monkeypatch)
+    code, settings = IMPORTED if imported else OWN, {"PHOS_SOFTGPU_DEVICE_FILE": str(device)}
+    target, it = begin(code, tmp_path, processes, **settings)
+    assert it.do(f"lock({target.pid})") == "SUCCESS"
+    assert it.do(f"checkpoint({target.pid})") == "SUCCESS"
+    assert not device_files.mapped(target.pid, device)
+    assert device_files.opened(target.pid, device)
+    answer = it.do(f"restore({target.pid})")
+    assert answer == ("ERROR_OPERATING_SYSTEM" if imported else "SUCCESS")
