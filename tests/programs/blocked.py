@@ -1,6 +1,7 @@
 """A thread that waits for the device at each step, for as long as there is a file ``hold``.
 
-The word after the number of steps says how: ``stream``, ``context``, ``event`` or ``copy``.
+The word after the number of steps says how: ``stream``, ``context``, ``event`` or ``copy``. With a
+number after that, each kernel takes so many seconds.
 """
 
 import ctypes
@@ -20,9 +21,10 @@ HOLD = Path("hold")
 
 
 class Flag:
-    """A word that a kernel waits for, and the thread that raises it."""
+    """A word that a kernel waits for, and the thread that raises it after ``seconds``."""
 
-    def __init__(self) -> None:
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
         self.address = int(ok(driver.cuMemHostAlloc(4, driver.CU_MEMHOSTALLOC_PORTABLE)))
         self._word = ctypes.c_uint32.from_address(self.address)
         self._word.value = self.wanted = 0
@@ -32,6 +34,8 @@ class Flag:
         said = 0
         while True:
             wanted = self.wanted
+            if self._seconds and self._word.value != wanted:
+                time.sleep(self._seconds)
             if not HOLD.exists():
                 self._word.value = wanted
             elif said != wanted and self._word.value != wanted:
@@ -45,7 +49,8 @@ def main() -> None:
     report = Report()
     device = Device()
     state = State(device, cold_block=64 << 10)
-    flag, ignored = Flag(), allocate(16)
+    seconds = float(sys.argv[3]) if len(sys.argv) > 3 else 0.0
+    flag, ignored = Flag(seconds), allocate(16)
     event = ok(driver.cuEventCreate(driver.CUevent_flags.CU_EVENT_BLOCKING_SYNC))
     waits: dict[str, Callable[[], object]] = {
         "stream": lambda: ok(driver.cuStreamSynchronize(0)),

@@ -48,14 +48,15 @@ def imported(pool: Any, words: bytes) -> int:
 
 
 def second(peer: socket.socket) -> None:
-    device = Device()
     words, descriptors, _, _ = socket.recv_fds(peer, OPAQUE, 1)
+    ok(driver.cuInit(0))  # and no context yet, as the runtime does it
     pool = ok(driver.cuMemPoolImportFromShareableHandle(descriptors[0], POSIX, 0))
+    common, other = imported(pool, words), 0
+    device = Device()
     if not KEPT:
         os.close(descriptors[0])
     error, _ = driver.cuMemAllocFromPoolAsync(SIZE, pool, 0)
     assert int(error) != 0, "an imported pool gives no memory"
-    common, other = imported(pool, words), 0
     state = State(device, cold_block=128 << 10)
     stream = ok(driver.cuStreamCreate(1))
     for step in range(1 << 30):

@@ -47,26 +47,28 @@ as long and the gates close anew. Compiling a kernel is such a call.
 @contextmanager
 def closed_gates(
     links: Sequence[HookLink], progress: Progress, deadline: float = DEADLINE
-) -> Iterator[None]:
-    """Keep all gates sealed inside: all devices are idle, and no thread is in the driver.
+) -> Iterator[bool]:
+    """Keep all gates sealed inside: all devices are idle, and no thread is in the driver. Yields
+    whether kernels of the program take more than a second, again and again.
 
     Raises :class:`Busy` if that is not reached within ``deadline`` seconds; the gates are then open
     again. Raises :class:`Internal` if the operation's record does not name a process. A process
     that dies inside causes no error here, as it has no gate to open.
     """
     with Undo() as undo:
-        close_gates(links, progress, deadline, undo)
-        yield
+        yield close_gates(links, progress, deadline, undo)
 
 
-def close_gates(links: Sequence[HookLink], progress: Progress, deadline: float, undo: Undo) -> None:
+def close_gates(links: Sequence[HookLink], progress: Progress, deadline: float, undo: Undo) -> bool:
     """Close the gates as :func:`closed_gates` does, until ``undo`` opens them."""
     progress.require_named(link.pid for link in links)
     for link in links:
         undo.add(open_gate, link)
     give_up = time.monotonic() + deadline
+    long_kernels = False
     if not _settle(links, progress, deadline, give_up, long_work.LONG):
-        if _await_long_work(links, progress, deadline):
+        if _has_long_work(links):
+            long_kernels = _await_long_work(links, progress, deadline)
             give_up = time.monotonic() + deadline
         _settle(links, progress, deadline, give_up)
     while inside := _seal(links, progress):
@@ -79,11 +81,19 @@ def close_gates(links: Sequence[HookLink], progress: Progress, deadline: float, 
             link.open_gate()
         time.sleep(_SEAL_SECONDS)
         _settle(links, progress, deadline, give_up)
+    return long_kernels
+
+
+def _has_long_work(links: Sequence[HookLink]) -> bool:
+    """Return whether gates wait for long work, rather than for much and short work, or for a call
+    that does not return.
+    """
+    return max(long_work.unfinished(links).values(), default=0.0) >= long_work.LONG / 2
 
 
 def _await_long_work(links: Sequence[HookLink], progress: Progress, deadline: float) -> bool:
-    """Open the gates again if they wait for long work, until such work is about to end. Returns
-    whether they do.
+    """Open the gates again until long work is about to end. Returns whether it is long
+    kernels again and again.
     """
 
     def open_all() -> None:
@@ -94,10 +104,7 @@ def _await_long_work(links: Sequence[HookLink], progress: Progress, deadline: fl
         for link in links:
             link.close_gate(deadline + _GRACE)
 
-    if max(long_work.unfinished(links).values(), default=0.0) < long_work.LONG / 2:
-        return False  # much and short work, or a call that does not return
-    long_work.await_end(links, progress, deadline, close_all, open_all)
-    return True
+    return long_work.await_end(links, progress, deadline, close_all, open_all)
 
 
 def _settle(

@@ -1,6 +1,7 @@
 """Send requests to the hook in a GPU process (docs/reference/hook-protocol.md)."""
 
 import errno
+import math
 import struct
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -315,6 +316,18 @@ class HookLink(HookConnection):
                 return other._count(Type.UNFINISHED) / 1000
         except Internal:
             return 0.0
+
+    def launch_count(self, count_seconds: int = 0) -> float:
+        """Return how many kernels were launched since they are counted, which goes on for so long;
+        infinitely many if the hook is older and does not tell.
+
+        Asked on a connection of its own, which an older hook closes then.
+        """
+        try:
+            with HookLink(self.pid, self.runtime_dir) as other:
+                return sum(kernel.launches for kernel in other.launches(count_seconds))
+        except Internal:
+            return math.inf
 
     def detach(self) -> None:
         """Ask the hook to close its sockets until :meth:`reattach`; the connection ends."""

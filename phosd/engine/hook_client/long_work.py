@@ -6,6 +6,7 @@ last as long as the one before, as the kernels of a loop do, and the gates are c
 its end: later, it would be followed by another one.
 """
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,6 +22,12 @@ never empty, take less; to wait for their end would not help.
 _MARGIN = 0.02
 """How much before the expected end the gates are closed, as a share of the work's length."""
 _POLL = 0.005
+_FEW = 10
+"""Launches in :data:`LONG`, at most, of a program that has long kernels: they may follow each other
+with some short ones between them. A queue of short kernels has many more.
+"""
+_LOOKS = 10
+"""How often it is looked what follows, within :data:`LONG`."""
 
 
 def unfinished(links: Sequence[HookLink]) -> dict[int, float]:
@@ -37,8 +44,9 @@ def await_end(
     deadline: float,
     close: Callable[[], object],
     open_: Callable[[], object],
-) -> None:
-    """Return when the long work of the program is about to end, with open gates.
+) -> bool:
+    """Return when the long work of the program is about to end, with open gates; and whether it is
+    long kernels again and again, rather than many short ones, or one alone.
 
     They are closed when this is called. ``close`` begins to close them, so that hooks note what has
     been submitted. Raises :class:`Busy` if the present work does not end within ``deadline``
@@ -53,18 +61,30 @@ def await_end(
                 "GPU busy)",
                 hint="the program goes on; try again, or give a longer deadline",
             )
-        close()
-        open_()
-        noted = time.monotonic()
-        ended = not _await(links, progress, 2 * deadline)
-        length = time.monotonic() - noted
-        if ended and length > LONG:
+        launched = _launches(links, math.ceil(2 * deadline))
+        for _ in range(_LOOKS):  # the program may be between two kernels
+            close()
+            open_()
+            noted = time.monotonic()
+            ended = not _await(links, progress, 2 * deadline)
+            length = time.monotonic() - noted
+            if length > LONG:
+                break
+            time.sleep(LONG / _LOOKS)
+        again = ended and length > LONG
+        few = again and _launches(links) - launched <= _FEW * length / LONG
+        if again:
             end = noted + (2 - _MARGIN) * length
             while (left := end - time.monotonic()) > 0:
                 progress.check()
                 time.sleep(min(left, _POLL))
         waited = time.monotonic() - began
     progress.note(f"waited {waited:.1f} s for long kernels of the program, while it ran")
+    return few
+
+
+def _launches(links: Sequence[HookLink], count_seconds: int = 0) -> float:
+    return sum(link.launch_count(count_seconds) for link in links)
 
 
 def _await(links: Sequence[HookLink], progress: Progress, seconds: float) -> int:

@@ -33,6 +33,7 @@ from phosd.engine.operations.move_checks import (
     gpus_in_use,
     may_park,
     require_alone,
+    require_alone_if_long,
     require_seen,
     require_shareable,
 )
@@ -171,7 +172,8 @@ def _by_precopy(move: _Move) -> None:
         progress.check()
         progress.phase("quiesce", stopped=True)
         point(Point.MIGRATE_QUIESCE)
-        with closed_gates(group.links, progress, move.deadline):
+        with closed_gates(group.links, progress, move.deadline) as long_kernels:
+            require_alone_if_long(group, long_kernels=long_kernels)
             memory.take_all(group.links)
             group.require_complete(memory.shared())
             _require_shareable(move, memory)

@@ -55,22 +55,29 @@ def _is_mover(pid: int) -> bool:
         return True  # it has ended since NVML saw it
 
 
-def require_alone(gpus: Collection[int], own: Collection[int]) -> None:
-    """Raise :class:`Unsupported` if others compute on the GPUs of processes ``own``, which share
-    device memory: their kernels wait for each other, as NCCL's do.
+def require_alone(
+    gpus: Collection[int], own: Collection[int], who: str = "processes that share device memory"
+) -> None:
+    """Raise :class:`Unsupported` if others compute on the GPUs of processes ``own``. ``who`` says
+    what these are: kernels of those that share device memory wait for each other, as NCCL's do.
 
-    Once the driver has restored them, a GPU interrupts none of its kernels any more, and beside
-    others they would keep each other from running until the driver ends them (hazard 47).
+    Once the driver has restored them, a GPU interrupts none of their kernels any more, and beside
+    others the driver ends them if one waits for another, or takes seconds (hazard 47).
     """
     for pid, gpu in users_of(gpus).items():
         if pid not in own and not _is_mover(pid):
             raise Unsupported(
-                f"{procfs.describe(pid)} uses GPU {gpu}, too: beside others, processes that share "
-                "device memory would be ended after it, since a GPU no longer interrupts kernels "
-                "of theirs",
+                f"{procfs.describe(pid)} uses GPU {gpu}, too: beside others, {who} would be ended "
+                "after it, since a GPU no longer interrupts kernels of theirs",
                 hint=f"end or suspend process {pid}, or give the program GPUs of its own",
                 reason=Reason.BUSY_GPU,
             )
+
+
+def require_alone_if_long(group: CheckpointGroup, *, long_kernels: bool) -> None:
+    """Raise as :func:`require_alone` does for a program whose kernels take more than a second."""
+    if long_kernels:
+        require_alone(gpus_in_use(group), group.pids, "programs whose kernels take seconds")
 
 
 def require_seen(pids: Collection[int], moves: Mapping[int, int]) -> None:

@@ -1,5 +1,6 @@
 """Read which mounts a process sees, and which one an open file is on."""
 
+import errno
 import os
 import re
 from collections.abc import Iterator
@@ -45,8 +46,17 @@ class Mount(NamedTuple):
 
 
 def mounts(pid: int | Literal["self"]) -> Iterator[Mount]:
-    """Yield every mount that ``pid`` sees, a later one above those before."""
-    for line in filter(None, procfs.lines(procfs.PROC / str(pid) / "mountinfo")):
+    """Yield every mount that ``pid`` sees, a later one above those before.
+
+    Raises FileNotFoundError or ProcessLookupError if it has ended, also as a zombie.
+    """
+    try:
+        lines = procfs.lines(procfs.PROC / str(pid) / "mountinfo")
+    except OSError as error:
+        if error.errno == errno.EINVAL:
+            raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH), str(pid)) from error
+        raise
+    for line in filter(None, lines):
         before, _, after = line.partition(" - ")
         # At blanks only, as :func:`lines`: of these the kernel escapes those in names.
         number, _, device, root, place = before.split(" ")[:5]

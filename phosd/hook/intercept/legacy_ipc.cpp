@@ -168,14 +168,15 @@ CUresult map_block(const Ticket& ticket, int descriptor, int device, uint64_t* a
 }
 
 // Tries once. `answer` is the owner's answer if it was not the memory.
-CUresult open_ticket(const Ticket& ticket, CUdeviceptr* address, Answer* answer) {
+CUresult open_ticket(const Ticket& ticket, CUdeviceptr* address, std::optional<int> gpu,
+                     Answer* answer) {
     const gate::Pass pass;
     *answer = Answer::given;
     CUcontext context = nullptr;
-    int device = 0;
+    int device = gpu.value_or(0);
     if (!address) return CUDA_ERROR_INVALID_VALUE;
     // As without the hook: a process cannot open its own memory.
-    if (!contexts::current(&context, &device) || ticket.pid == getpid())
+    if ((!gpu && !contexts::current(&context, &device)) || ticket.pid == getpid())
         return CUDA_ERROR_INVALID_CONTEXT;
     if (ticket.offset > ticket.block_size || ticket.size > ticket.block_size - ticket.offset)
         return CUDA_ERROR_INVALID_VALUE;
@@ -316,14 +317,14 @@ CUresult close(uint64_t address) {
     return unmapped == CUDA_SUCCESS ? driver.cuMemAddressFree(gone.address, gone.size) : unmapped;
 }
 
-CUresult open(const Ticket& ticket, CUdeviceptr* address) {
+CUresult open(const Ticket& ticket, CUdeviceptr* address, std::optional<int> gpu) {
     const KeepErrno keep;
     uint64_t silent_since = 0;
     for (;;) {
         // Each try passes the gate again: while this thread waits for a parked owner, it must not
         // keep this process from being parked, too.
         Answer answer;
-        const CUresult result = open_ticket(ticket, address, &answer);
+        const CUresult result = open_ticket(ticket, address, gpu, &answer);
         if (answer == Answer::given) return result;
         if (answer != Answer::silent)
             silent_since = 0;

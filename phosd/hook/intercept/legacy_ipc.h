@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <utility>
 
 #include "memory/blocks.h"
@@ -39,8 +40,9 @@ CUresult issue(uint64_t magic, const std::pair<const uint64_t, heap::Allocation>
 
 // Maps the block of a ticket here, unless it is, and returns the address of the part. Waits while
 // the owner is parked or detached. The caller holds neither the gate nor a lock. Words of events
-// stay mapped for good: no call says when the device is done with them.
-CUresult open(const Ticket& ticket, CUdeviceptr* address);
+// stay mapped for good: no call says when the device is done with them. It is mapped for `gpu`, or
+// for that of the current context.
+CUresult open(const Ticket& ticket, CUdeviceptr* address, std::optional<int> gpu = std::nullopt);
 
 // Undoes an opening that the device is done with. Needs a gate::Pass and blocks::mutex.
 CUresult close(uint64_t address);

@@ -183,12 +183,14 @@ CUresult overrides::cuMemPoolImportPointer(CUdeviceptr* address, CUmemoryPool po
         const gate::Pass pass;
         return driver.cuMemPoolImportPointer(address, pool, data);
     }
+    int gpu = 0;
     {
         const std::lock_guard lock(blocks::mutex);
         const Pool* const backed = backed_pools::find(pool);
         if (!backed || !backed->imported) return CUDA_ERROR_INVALID_VALUE;
+        gpu = backed->device;
     }
-    const CUresult result = legacy_ipc::open(ticket, address);
+    const CUresult result = legacy_ipc::open(ticket, address, gpu);  // there may be no context yet
     if (result != CUDA_SUCCESS) return result;
     const gate::Pass pass;
     const std::lock_guard lock(blocks::mutex);

@@ -1,7 +1,10 @@
-"""Processes that share device memory, whose kernels wait for each other, beside another program."""
+"""Processes that share device memory, whose kernels wait for each other, and programs with kernels
+that take long, beside others.
+"""
 
 import pytest
 
+from phosd.engine.hook_client import long_work
 from phosd.engine.job.progress import Progress
 from phosd.engine.node.node import Node
 from phosd.engine.operations import move_checks
@@ -15,6 +18,8 @@ from phosd.errors import Unsupported
 from tests.node.checkpoint_restore.conftest import Starter
 from tests.node.checkpoint_restore.cycle import Undisturbed, bring_back, computes_right, save
 from tests.support.harness import Target, alive, children
+
+TRIES = 5
 
 
 @pytest.fixture
@@ -81,3 +86,28 @@ def test_they_do_not_move_there(
     with pytest.raises(Unsupported, match="uses GPU 1, too"):
         migrate(node, pair.pid, MigrateOptions("1"), Progress())
     computes_right(pair, undisturbed)
+
+
+@pytest.mark.parametrize("mode", ["stop", "concurrent"])
+def test_a_program_with_long_kernels_is_not_saved_there(
+    mode: str,
+    node: Node,
+    start: Starter,
+    undisturbed: Undisturbed,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The GPU would interrupt them no more."""
+    monkeypatch.setattr(long_work, "LONG", 0.2)
+    target, other = start("blocked", arguments=("0", "stream", "0.5")), start("single")
+    target.wait_for_steps(2)
+    options = CheckpointOptions(mode=mode, deadline=60)
+    seen = {target.pid: 0, other.pid: 0}
+    monkeypatch.setattr(move_checks, "users_of", lambda gpus: seen if 0 in gpus else {})
+    refused = rf"pid {other.pid} .* programs whose kernels take seconds would be ended"
+    with pytest.raises(Unsupported, match=refused):
+        for _ in range(TRIES):  # a gate may close just as a kernel ends
+            checkpoint(node, target.pid, options, Progress())
+    other.kill()
+    del seen[other.pid]
+    checkpoint(node, target.pid, options, Progress())
+    computes_right(target, undisturbed)

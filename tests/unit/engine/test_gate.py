@@ -281,13 +281,14 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 class Loop(Link):
-    """A program that launches a kernel of so many seconds as soon as the last one has ended, and
-    began ``gone`` seconds ago.
+    """A program that launches a kernel of so many seconds, or so many ``kernels`` that take as
+    long in all, as soon as the last one has ended, and began ``gone`` seconds ago.
     """
 
-    def __init__(self, clock: Clock, length: float, gone: float) -> None:
+    def __init__(self, clock: Clock, length: float, gone: float, kernels: int = 1) -> None:
         super().__init__(1, forever(state()))
-        self._clock, self._length = clock, length
+        self._clock, self._length, self._kernels = clock, length, kernels
+        self._began = clock.now - gone
         self._end = clock.now + length - gone
         self._noted: tuple[float, float] | None = None
         """When it was noted what had been submitted, and when that ends."""
@@ -317,6 +318,10 @@ class Loop(Link):
         since, end = self._noted or (0.0, 0.0)
         return self._clock.now - since if end > self._clock.now else 0.0
 
+    def launch_count(self, count_seconds: int = 0) -> float:
+        self._runs_on()
+        return self._kernels * round((self._end - self._began) / self._length)
+
 
 def stopped_by(loop: Loop, deadline: float) -> Progress:
     progress = naming(1)
@@ -336,6 +341,13 @@ def test_a_program_does_not_stand_still_for_its_own_long_kernels(clock: Clock, g
     names = [phase.name for phase in progress.phases]
     assert names == (["quiesce"] if gone == 9.5 else ["quiesce", "prepare", "quiesce"])
     assert len(progress.notes) == len(names) // 2
+
+
+@pytest.mark.parametrize(("kernels", "are_long"), [(1, True), (20, True), (1000, False)])
+def test_whether_kernels_take_seconds(clock: Clock, kernels: int, are_long: bool) -> None:
+    loop = cast(HookLink, Loop(clock, 10.0, 2.0, kernels))
+    with closed_gates([loop], naming(1), 10.0) as long_kernels:
+        assert long_kernels is are_long
 
 
 def test_work_that_is_not_long_is_waited_for(clock: Clock) -> None:

@@ -16,6 +16,7 @@ from phosd.engine.memory.dump import MemoryDump
 from phosd.engine.memory.parking import parked
 from phosd.engine.memory.snapshot import Snapshot
 from phosd.engine.operations.checkpoint.attempt import Attempt
+from phosd.engine.operations.move_checks import require_alone_if_long
 
 
 def concurrent(attempt: Attempt) -> tuple[Block, ...]:
@@ -46,7 +47,8 @@ def concurrent(attempt: Attempt) -> tuple[Block, ...]:
         dump.let_pinning_rest()
         progress.phase("quiesce", stopped=True)
         point(Point.CHECKPOINT_QUIESCE)
-        with closed_gates(group.links, progress, attempt.options.deadline):
+        with closed_gates(group.links, progress, attempt.options.deadline) as long_kernels:
+            require_alone_if_long(group, long_kernels=long_kernels)
             memory.take_all(group.links)
             group.require_no_sharers(memory.shared())
             blocks = memory.all()

@@ -9,6 +9,7 @@ from phosd.engine.memory.dump import MemoryDump
 from phosd.engine.memory.exported import distinct
 from phosd.engine.memory.parking import parked
 from phosd.engine.operations.checkpoint.attempt import Attempt
+from phosd.engine.operations.move_checks import require_alone_if_long
 
 
 def stop(attempt: Attempt) -> tuple[Block, ...]:
@@ -28,7 +29,8 @@ def stop(attempt: Attempt) -> tuple[Block, ...]:
         progress.check()
         progress.phase("quiesce", stopped=True)
         point(Point.CHECKPOINT_QUIESCE)
-        with closed_gates(group.links, progress, attempt.options.deadline):
+        with closed_gates(group.links, progress, attempt.options.deadline) as long_kernels:
+            require_alone_if_long(group, long_kernels=long_kernels)
             memory.take_all(group.links)
             group.require_no_sharers(memory.shared())
             progress.phase("digest", stopped=True)
