@@ -46,10 +46,14 @@ link_map* this_object() {
     return map;
 }
 
-bool is_libcuda(const link_map* map) {
+bool is_library(const link_map* map, const char* name) {
     if (!map || !map->l_name) return false;
     const char* slash = std::strrchr(map->l_name, '/');
-    return std::strncmp(slash ? slash + 1 : map->l_name, "libcuda.so", 10) == 0;
+    return std::strncmp(slash ? slash + 1 : map->l_name, name, std::strlen(name)) == 0;
+}
+
+bool is_libcuda(const link_map* map) {
+    return is_library(map, "libcuda.so");
 }
 
 bool load_from(link_map* library) {
@@ -134,9 +138,19 @@ void* find_default(const void* caller, const char* name) {
     return found && object_of(found) != this_object() ? found : nullptr;
 }
 
+// CUPTI is loaded with PyTorch, and asks for the driver's private tables when it is used first. The
+// driver locks such a process no more, also when the profiler has ended (driver 580.159).
+void note_profiler(const void* caller, const char* name) {
+    if (std::strcmp(name, "cuGetExportTable") == 0 && is_library(object_of(caller), "libcupti.so"))
+        mark_unsupported(Reason::cuda_tool,
+                         "the program has used CUPTI, as profilers do (torch.profiler); the driver "
+                         "saves it no more, also when it profiles no more");
+}
+
 __attribute__((noinline)) void* dlsym_driver(void* handle, const char* name) {
     const KeepErrno keep;
     const void* caller = __builtin_return_address(0);
+    note_profiler(caller, name);
     void* found = nullptr;
     if (handle == RTLD_NEXT)
         found = find_next(caller, name);

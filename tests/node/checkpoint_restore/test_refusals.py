@@ -105,6 +105,34 @@ def test_tools_of_cuda(
     computes_right(target, undisturbed)
 
 
+PROFILER = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+void *profile(void) { return dlsym(RTLD_DEFAULT, "cuGetExportTable"); }
+"""
+
+
+def test_a_program_that_has_profiled(
+    node: Node, start: Starter, undisturbed: Undisturbed, tmp_path: Path
+) -> None:
+    """CUPTI is loaded with PyTorch; what the driver does not save is a program that has used it."""
+    tool, source = tmp_path / "libcupti.so.13", tmp_path / "cupti.c"
+    source.write_text(PROFILER)
+    subprocess.run(["gcc", "-shared", "-fPIC", "-o", tool, source], check=True)
+    target = start("profiled", arguments=("0", str(tool)))
+    target.wait_for_steps(3)
+    attempt(node, target.pid)
+    (target.log.parent / "profile").touch()
+    wait_until(lambda: not (target.log.parent / "profile").exists(), "it to profile")
+    target.more_steps(1)
+    (found,) = try_checkpoint(node, target.pid, CheckpointOptions(), Progress())
+    with pytest.raises(Unsupported, match="has used CUPTI, as profilers do") as refused:
+        attempt(node, target.pid)
+    assert refused.value.reason == Reason.CUDA_TOOL
+    assert str(refused.value) == str(found.trouble)
+    computes_right(target, undisturbed)
+
+
 def test_an_injected_library_that_was_not_loaded_is_no_tool(
     node: Node, start: Starter, undisturbed: Undisturbed
 ) -> None:
