@@ -6,7 +6,8 @@ from collections.abc import Collection, Mapping
 from functools import partial
 
 from phosd.engine.criu.restore.private_copy import remove_left
-from phosd.engine.criu.restore.saved_tree import restoring_user
+from phosd.engine.criu.restore.saved_tree import restoring_user, saved_trees
+from phosd.engine.criu.restore.tree_files import mend
 from phosd.engine.criu.run import owned_processes
 from phosd.engine.criu.run.folders import close_to_others
 from phosd.engine.hook_client import places
@@ -136,6 +137,8 @@ def _settle_restore(node: Node, manifest: Manifest, since: int) -> str:
         return said or f"nothing had been restored; {_AGAIN}"
     finally:
         folder = node.store.image_folder(manifest.id)
+        for saved in saved_trees(manifest, folder):
+            mend(saved)
         for tree in manifest.trees:
             close_to_others(folder / tree.folder)
         remove_left(folder, {tree.folder for tree in manifest.trees})

@@ -1,6 +1,7 @@
 """Files that a program writes to come back with it, however they have changed since."""
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from phosd.engine.criu.dump import written_files
 from phosd.engine.criu.dump.check import check
 from phosd.engine.criu.files.file_worker import Policy
 from phosd.engine.criu.kinds import named_files
+from phosd.engine.criu.restore import tree_files
 from phosd.engine.criu.restore.clone import Clone, CloneFiles
 from phosd.engine.program import tree
 from phosd.errors import Busy, Internal, OutOfSpace, Unsupported
@@ -224,6 +226,53 @@ def test_what_is_too_large_is_left_out_or_named(
             check(mapped.criu, tree.scan(mapped.pid))
     finally:
         mapped.end()
+
+
+POINTS = ["files-beside", "files-fill", "files-filled", "files-replace"]
+
+
+@pytest.mark.parametrize("restarted", [False, True], ids=["the worker", "phosd, too"])
+@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize("uid", [0, USER])
+def test_a_kill_while_it_is_put_back(
+    uid: int,
+    point: str,
+    restarted: bool,
+    lives: Callable[[int], Life],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each file is whole, old or new, as soon as phosd knows of it, and nothing is left."""
+    life = lives(uid)
+    state = state_of(life)
+    dumped(life, STATE)
+    if point == "files-replace":  # it is another file
+        state.rename(state.with_name("other"))
+        shutil.copy(state.with_name("other"), state)
+        os.chown(state, uid, uid)
+    newer_bytes = state.read_bytes()
+    with monkeypatch.context() as killed:
+        killed.setenv("PHOS_FAULT", f"{point}:kill")
+        if restarted:  # it is another phosd that sees to it
+            killed.setattr(tree_files, "mend", lambda *_: None)
+        with pytest.raises(Internal, match="working on the files of user"):
+            life.restore()
+    half = state.read_bytes() not in (newer_bytes, saved_bytes(life))
+    assert half == (restarted and point == "files-fill")
+    tree_files.mend(life.saved_tree)
+    assert state.read_bytes() in (newer_bytes, saved_bytes(life))
+    assert restarted or state.read_bytes() == newer_bytes
+    left = {path for path in state.parent.iterdir() if ".phos-" in path.name}
+    assert not left
+    life.restore().settle()
+    goes_on(life)
+    assert newer_bytes in [path.read_bytes() for path in newer(state)]
+
+
+def saved_bytes(life: Life) -> bytes:
+    """What the image has of its one written file."""
+    assert life.record is not None and life.record.details is not None
+    (file,) = life.record.details.written_files
+    return (life.images / file.saved).read_bytes()
 
 
 def test_a_disk_without_room(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,9 +36,12 @@ STANDING = tuple(p for p in Point if p.startswith("standing-"))
 """Met by programs that do not run on (tests/node/checkpoint_restore/test_standing.py)."""
 RUNTIME = tuple(p for p in Point if p.startswith("runtime-"))
 """Met by checkpoints of containers' runtimes (tests/system/containers)."""
+SAVED_FILES = (Point.FILES_READ, Point.FILES_FROZEN, Point.FILES_COMPLETE)
+FILES = tuple(p for p in Point if p.startswith("files-"))
+"""Those of files that a program writes to, of which ``single`` has none."""
 SAFE_POINT = (Point.SAFE_POINT,)
 """Met by programs that have safe points."""
-_SPECIAL = (*GROUP_STOP, *STANDING, *RUNTIME, *SAFE_POINT, *LARGE_MEMORY, *UNSEEN_GPU)
+_SPECIAL = (*FILES, *GROUP_STOP, *STANDING, *RUNTIME, *SAFE_POINT, *LARGE_MEMORY, *UNSEEN_GPU)
 _OF_IMAGES = (*WRITE_BACK, *REHEARSE, *DELETE, *TRANSFER)
 OTHERS = (*_OF_IMAGES, *HOOK, *RESTORE, *MIGRATE, *SUSPEND, *RESUME, *_SPECIAL)
 CHECKPOINT = tuple(p for p in Point if p not in OTHERS)

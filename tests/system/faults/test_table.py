@@ -8,6 +8,7 @@ from tests.system.faults.case import (
     DELETE,
     ENDING,
     FAILING,
+    FILES,
     GROUP_STOP,
     HOOK,
     LARGE_MEMORY,
@@ -28,7 +29,7 @@ from tests.system.faults.case import (
 def test_every_point_is_met_by_one_kind_of_job() -> None:
     moving = (*MIGRATE, *SUSPEND, *RESUME, *GROUP_STOP, *STANDING, *RUNTIME)
     special = (*SAFE_POINT, *LARGE_MEMORY, *UNSEEN_GPU)
-    images = (*DELETE, *WRITE_BACK, *TRANSFER, *REHEARSE)
+    images = (*DELETE, *WRITE_BACK, *TRANSFER, *REHEARSE, *FILES)
     met = Counter([*CHECKPOINT, *RESTORE, *moving, *special, *images, *HOOK])
     assert met == Counter(Point)
 

@@ -29,6 +29,7 @@ from phosd.engine.criu.kinds.named_files import (
 from phosd.engine.criu.run.invocation import Owner
 from phosd.engine.criu.run.part import CriuPart
 from phosd.engine.criu.run.tree_resources import TreeResources
+from phosd.engine.faults import Point, point
 from phosd.engine.image.cpu_manifest import CpuDetails, WrittenFile
 from phosd.engine.system.file_status import LOCAL, known_status
 from phosd.engine.system.mounts import mount_types
@@ -140,6 +141,7 @@ class WrittenFiles(CriuPart):
         self._private = Path(tempfile.mkdtemp(prefix="written-", dir=self._folder.parent))
         try:
             for number, (key, each) in enumerate(chosen(self._before).files.items()):
+                point(Point.FILES_READ)
                 read_at = time.time_ns()
                 copied = self._copied(each, str(number))
                 if copied and each.status.st_ctime_ns < read_at - _TICK_NS:
@@ -154,6 +156,7 @@ class WrittenFiles(CriuPart):
 
     def frozen(self, tree: TreeResources) -> None:
         saved: list[WrittenFile] = []
+        point(Point.FILES_FROZEN)
         for key, each in chosen(tree).files.items():
             name, stamp = self._read.get(key, ("", ()))
             if not name or each.mapped or stamp != each.stamp:
@@ -167,6 +170,7 @@ class WrittenFiles(CriuPart):
         return replace(details, written_files=self._saved)
 
     def complete(self) -> None:
+        point(Point.FILES_COMPLETE)
         needed = {Path(each.saved).name for each in self._saved}
         for path in self._private.iterdir():
             if path.name not in needed:

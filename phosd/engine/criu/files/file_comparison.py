@@ -17,6 +17,10 @@ from phosd.engine.image.cpu_manifest import MappedFile, MemoryFile, OpenFile, Wr
 
 TAIL, NEWER = ".phos-tail-", ".phos-newer-"
 """What follows the names of files in which what was cut or replaced stays, before a mark."""
+UNDO = ".phos-undo-"
+"""What follows the name of a file that is being written in place, before a mark: there it is whole,
+as it was. If there is such a file, the other one may be a mixture.
+"""
 _STEP = 1 << 20
 
 

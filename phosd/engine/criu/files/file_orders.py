@@ -78,7 +78,8 @@ class Orders(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     are those in which the owner is to make files, and ``identified`` files of which to return the
     inodes. ``needed`` are folders that are made if they are missing. ``copies`` are of open files,
     which may have grown, and are not cut. ``outputs_made`` are open files that are made anew,
-    empty, if they are missing, with the folders that they are in.
+    empty, if they are missing, with the folders that they are in. ``mended`` are files of which
+    interrupted work is undone: what was half done, and what was done with this ``mark``.
     """
 
     uid: int
@@ -102,6 +103,7 @@ class Orders(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     needed: tuple[str, ...] = ()
     copies: tuple[Copied, ...] = ()
     outputs_made: tuple[str, ...] = ()
+    mended: tuple[WrittenFile, ...] = ()
 
     @property
     def inherited(self) -> tuple[int, ...]:

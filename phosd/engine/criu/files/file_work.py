@@ -15,6 +15,7 @@ from phosd.engine.criu.files.file_bytes import copy_sparse, digest
 from phosd.engine.criu.files.file_comparison import (
     NEWER,
     TAIL,
+    UNDO,
     Comparison,
     compared,
     opened,
@@ -30,6 +31,7 @@ from phosd.engine.criu.files.file_orders import (
     Output,
     Outputs,
 )
+from phosd.engine.faults import Point, point
 from phosd.engine.image.cpu_manifest import MemoryFile, OpenFile, WrittenFile
 
 _FRESH = ".phos-new-"
@@ -49,6 +51,11 @@ def perform(orders: Orders) -> Answer:
         closed = (path for path in orders.folders if not os.access(path, os.W_OK | os.X_OK))
         return Answer(digests=tuple(map(_hash, orders.hashed)), closed=tuple(closed))
     inodes = tuple(_identify(orders.identified))
+    for file in orders.mended:
+        try:
+            _mend(file, orders.mark)
+        except OSError as error:
+            return Answer((f"{file.path}, half put back before: {error.strerror}",))
     for change in reversed(orders.undo):
         _undo(change)
     for change in orders.settle:
@@ -174,14 +181,7 @@ def _roll_back(file: WrittenFile, source: int, mark: str) -> Change:
     try:
         with opened(file.path, os.O_RDWR) as descriptor:
             if os.fstat(descriptor).st_ino == file.inode:
-                _copy_beside(descriptor, beside)
-                change = Change(file.path, beside, stays=True, in_place=True)
-                try:
-                    _fill(descriptor, file, source)
-                except OSError:
-                    _undo(change)
-                    raise
-                return change
+                return _write_in_place(descriptor, file, source, mark)
     except FileNotFoundError:
         pass
     with _fresh(file.path, mark) as target:
@@ -189,9 +189,90 @@ def _roll_back(file: WrittenFile, source: int, mark: str) -> Change:
     return Change(file.path, _replace(file.path, mark, beside), stays=True)
 
 
+def _write_in_place(descriptor: int, file: WrittenFile, source: int, mark: str) -> Change:
+    """Give the open file its saved bytes. Whatever ends this process, the file is whole, or what it
+    was is, under a name that :func:`_mend` knows.
+    """
+    undo, beside = f"{file.path}{UNDO}{mark}", f"{file.path}{NEWER}{mark}"
+    with _fresh(file.path, mark) as copy:
+        _copy_whole(descriptor, copy)
+        os.fsync(copy)
+    point(Point.FILES_BESIDE)
+    Path(f"{file.path}{_FRESH}{mark}").rename(undo)
+    _sync_folder(file.path)  # before anything of the file changes
+    try:
+        _fill(descriptor, file, source)
+    except OSError:
+        _give_back(file.path, undo)
+        raise
+    point(Point.FILES_FILLED)
+    Path(undo).rename(beside)
+    return Change(file.path, beside, stays=True, in_place=True)
+
+
+def _give_back(path: str, undo: str) -> None:
+    """Give a file the bytes that it had before it was written in place."""
+    try:
+        with opened(path, os.O_RDWR) as file, opened(undo, os.O_RDONLY) as newer:
+            os.ftruncate(file, 0)  # what is a hole in the newer one is not written
+            _copy_whole(newer, file)
+            os.fsync(file)
+    except FileNotFoundError:
+        Path(undo).rename(path)
+    else:
+        Path(undo).unlink()
+
+
+def _mend(file: WrittenFile, mark: str) -> None:
+    """Undo what a process that was killed had half done with a file, and all that it had done with
+    this ``mark``.
+    """
+    path = Path(file.path)
+    try:
+        names = [each.name for each in path.parent.iterdir() if each.name.startswith(path.name)]
+    except OSError:
+        return  # the comparison says so
+    replaced = str(path.parent / f"{path.name}{NEWER}{mark}")
+    for name in names:
+        beside, what = str(path.parent / name), name.removeprefix(path.name)
+        if what.startswith(UNDO):
+            _give_back(file.path, beside)
+        elif what.startswith(_FRESH) and stat.S_ISREG(os.lstat(beside).st_mode):
+            Path(beside).unlink()
+        elif what.startswith(NEWER) and _is_same(beside, file.path):
+            Path(beside).unlink()  # it was about to be replaced
+        elif mark and beside == replaced:
+            _put_newer_back(file, beside, mark)
+
+
+def _is_same(one: str, other: str) -> bool:
+    try:
+        return os.path.samestat(os.lstat(one), os.lstat(other))
+    except FileNotFoundError:
+        return False
+
+
+def _put_newer_back(file: WrittenFile, beside: str, mark: str) -> None:
+    if Path(file.path).exists() and Path(file.path).stat().st_ino == file.inode:
+        undo = f"{file.path}{UNDO}{mark}"
+        Path(beside).rename(undo)
+        _give_back(file.path, undo)
+    else:
+        Path(beside).rename(file.path)
+
+
+def _sync_folder(path: str) -> None:
+    folder = os.open(Path(path).parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
 def _fill(target: int, file: WrittenFile, source: int) -> None:
     """Give an open file the bytes, the mode and the time that were saved."""
     os.ftruncate(target, 0)  # what is a hole in the source is not written
+    point(Point.FILES_FILL)
     copy_sparse(source, target, file.size)
     if os.fstat(target).st_gid != file.gid:
         os.fchown(target, -1, file.gid)
@@ -206,19 +287,6 @@ def _copy_whole(source: int, target: int) -> None:
     copy_sparse(source, target, now.st_size)
     os.fchmod(target, stat.S_IMODE(now.st_mode))
     os.utime(target, ns=(now.st_mtime_ns, now.st_mtime_ns))
-
-
-def _copy_beside(source: int, beside: str) -> None:
-    """Copy an open file to a new one."""
-    copy = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        _copy_whole(source, copy)
-        os.fsync(copy)
-    except OSError:
-        Path(beside).unlink()
-        raise
-    finally:
-        os.close(copy)
 
 
 @contextmanager
@@ -239,6 +307,7 @@ def _replace(path: str, mark: str, beside: str) -> str:
     existed = Path(path).exists()
     if existed:
         os.link(path, beside, follow_symlinks=False)
+    point(Point.FILES_REPLACE)
     Path(f"{path}{_FRESH}{mark}").rename(path)
     return beside if existed else ""
 
@@ -252,10 +321,10 @@ def _undo(change: Change) -> None:
             os.ftruncate(file, change.cut_to + size)  # what the restored program wrote meanwhile
         Path(change.beside).unlink()
     elif change.in_place:
-        with opened(change.path, os.O_RDWR) as file, opened(change.beside, os.O_RDONLY) as newer:
-            os.ftruncate(file, 0)  # what is a hole in the newer one is not written
-            _copy_whole(newer, file)
-        Path(change.beside).unlink()
+        beside, _, mark = change.beside.rpartition(NEWER)
+        undo = f"{beside}{UNDO}{mark}"
+        Path(change.beside).rename(undo)
+        _give_back(change.path, undo)
     elif change.beside:
         Path(change.beside).rename(change.path)
     elif change.folder:

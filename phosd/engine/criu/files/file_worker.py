@@ -5,6 +5,7 @@ named, perhaps on a file system that never answers. Orders and answers are JSON 
 its length, on the socket that is its standard input.
 """
 
+import os
 import socket
 import struct
 import subprocess
@@ -31,7 +32,7 @@ from phosd.engine.criu.files.file_orders import (
 from phosd.engine.criu.files.file_work import perform
 from phosd.engine.job.cancellation import Cancellation
 from phosd.engine.system.native import python_environment
-from phosd.engine.system.privileges import become
+from phosd.engine.system.privileges import become, die_with_parent
 from phosd.engine.system.reaping import reap_later
 from phosd.errors import Internal, Reason, Timeout, Unsupported
 
@@ -170,14 +171,21 @@ def require_usable(answer: Answer) -> None:
 
 
 def main() -> None:
-    """Become the owner, and carry out orders until there are no more."""
-    stream = socket.socket(fileno=0)
+    """Become the owner, and carry out orders until there are no more.
+
+    It ends with phosd: the next one may undo what it had half done.
+    """
+    stream, parent = socket.socket(fileno=0), os.getppid()
     known = False
     while (head := stream.recv(_LENGTH.size, socket.MSG_WAITALL)) and len(head) == _LENGTH.size:
         (size,) = _LENGTH.unpack(head)
         orders = msgspec.json.decode(stream.recv(size, socket.MSG_WAITALL), type=Orders)
         if not known and orders.uid != 0:
             become(orders.uid, orders.gid, orders.groups)
+        if not known:
+            die_with_parent()  # after that: other ids forget it
+        if os.getppid() != parent:
+            return
         known = True
         text = msgspec.json.encode(perform(orders))
         stream.sendall(_LENGTH.pack(len(text)) + text)

@@ -17,7 +17,7 @@ from phosd.engine.image.cpu_manifest import CpuDetails, OpenFile
 from phosd.engine.job.cancellation import Cancellation
 from phosd.engine.system import procfs
 from phosd.engine.system.unkillable_reads import ABANDONABLE_THREADS, describe
-from phosd.errors import Busy
+from phosd.errors import Busy, PhosError
 
 
 class TreeFiles:
@@ -78,9 +78,14 @@ class TreeFiles:
         orders = self._orders or self._make_orders()
         work = (orders.open_files, orders.memory_files, orders.written_files)
         if any(work) or orders.needed or orders.copies:
-            wanted = msgspec.structs.replace(orders, apply=True)
+            left = orders.written_files if self._clone is None else ()
+            wanted = msgspec.structs.replace(orders, apply=True, mended=left)
             ask = file_worker.work if self._worker is None else self._worker.ask
-            answer = ask(wanted)
+            try:
+                answer = ask(wanted)
+            except PhosError:
+                mend(self._tree, orders.mark)
+                raise
             file_worker.require_usable(answer)
             self._changes = answer.changes
 
@@ -139,6 +144,16 @@ class TreeFiles:
         descriptor = os.open(self._tree.folder / saved, os.O_RDONLY | os.O_NOFOLLOW)
         self._opened.callback(os.close, descriptor)
         return descriptor
+
+
+def mend(tree: SavedTree, mark: str = "") -> None:
+    """Undo what a worker that was killed had half done with files of ``tree``, so that each is
+    whole; and all that it had done with them, if its ``mark`` is known.
+    """
+    if files := tree.details.written_files:
+        user = tree.user
+        orders = Orders(user.uid, user.gid, user.groups, mark=mark, mended=files)
+        file_worker.require_usable(file_worker.work(orders))
 
 
 def checkable(details: CpuDetails) -> tuple[OpenFile, ...]:
