@@ -30,6 +30,8 @@ class Reason(enum.StrEnum):
     """The program has no file descriptor left that the hook needs."""
     PRIVATE_CALLS = "private-calls"
     """A library is loaded that calls the driver past the hook: NVENC, NVDEC, OptiX."""
+    CUDA_TOOL = "cuda-tool"
+    """A debugger, profiler or checker of CUDA is in the process, or has been."""
     GREEN_CONTEXT = "green-context"
     """The program uses green contexts."""
     UNKNOWN_FUNCTION = "unknown-function"
@@ -69,8 +71,6 @@ class Reason(enum.StrEnum):
     """The driver holds the process in another state, or another tool has it."""
     UNSAFE_DRIVER = "unsafe-driver"
     """The checkpoint of this release of the driver is known to end programs."""
-    CUDA_TOOL = "cuda-tool"
-    """A debugger, profiler or checker of CUDA is in the process."""
     DRIVER_REFUSES = "driver-refuses"
     """The driver says that it cannot save the process."""
 

@@ -335,6 +335,8 @@ def starting() -> Iterator[subprocess.Popen[str]]:
     command = [sys.executable, "-c", STARTING]
     with running(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None and process.stdout.readline() == "started\n"
+        # One that is stopped while it has Python's lock keeps the last thread from running.
+        wait_until(lambda: states(process.pid) == {"S"}, "its other threads to sleep")
         yield process
         process.kill()
 

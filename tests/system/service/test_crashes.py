@@ -1,0 +1,71 @@
+"""A program with files of many kinds is saved, runs on, is killed, and goes on by the line that
+started it. Nobody sees to its files.
+"""
+
+import hashlib
+import os
+import random
+import shutil
+import signal
+import sqlite3
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from phosd.engine.program.tree import scan
+from tests.support.harness import PROGRAMS, run_to_end
+from tests.support.rotation import EVERYTHING
+from tests.system.service.test_end_to_end import phos, phosd
+from tests.system.service.test_preemption import Line, nothing_left
+
+PROGRAM = PROGRAMS / "bookkeeper.py"
+CRASHES = 10 if EVERYTHING else 3
+STEPS = 200 * CRASHES
+
+
+@pytest.fixture
+def books() -> Iterator[Path]:
+    """A folder on a disk, which /tmp may not be."""
+    folder = Path(tempfile.mkdtemp(prefix="phos-test-", dir="/var/tmp"))
+    yield folder
+    shutil.rmtree(folder)
+
+
+def contents(folder: Path) -> dict[str, str]:
+    """What is in the files, but for the log, of which some lines come again, and newer versions."""
+    with sqlite3.connect(folder / "database.sqlite") as database:
+        rows = database.execute("select * from steps order by rowid").fetchall()
+    found = {"database": hashlib.sha256(repr(rows).encode()).hexdigest()}
+    for path in sorted(folder.rglob("*")):
+        name = str(path.relative_to(folder))
+        if path.is_file() and not name.startswith(("database", "log")) and ".phos-" not in name:
+            found[name] = hashlib.sha256(path.read_bytes()).hexdigest()
+    return found
+
+
+@pytest.mark.timeout(600)
+def test_it_goes_on_where_it_was_saved(bus: str, tmp_path: Path, books: Path) -> None:
+    chance = random.Random(int(os.environ.get("PHOS_TEST_SEED", "1")))
+    line = Line(bus, tmp_path)
+    words = (sys.executable, str(PROGRAM), str(STEPS), str(books))
+    with phosd(bus, tmp_path), nothing_left(line):
+        for number in range(CRASHES):
+            relay = line.start(*words)
+            line.wait_for(chance.randrange(1, 20))
+            phos(bus, tmp_path, "checkpoint", "bert")
+            line.wait_for(chance.randrange(20, 100))
+            for each in scan(line.program()).living:
+                os.kill(each.pid, signal.SIGKILL)
+            assert relay.wait(60) == 128 + signal.SIGKILL, (number, line.said)
+        assert line.start(*words).wait(120) == 0, line.said
+        said = line.said
+    again = tmp_path / "again"
+    again.mkdir()
+    assert line.values() == run_to_end(PROGRAM.stem, STEPS, str(again), hooked=False)
+    assert contents(books) == contents(again)
+    steps = [int(step) for step in (books / "log").read_text().split()]
+    assert sorted({*steps}) == [*range(STEPS)] and len(steps) > STEPS
+    assert [*books.glob("table.phos-newer-*")], said
