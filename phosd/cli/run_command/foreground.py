@@ -6,11 +6,13 @@ import os
 import shlex
 import signal
 import sys
+import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
+from phosd.cli.run_command.crashes import MOST, SOON, Crashes
 from phosd.cli.run_command.early_signals import EarlySignals
 from phosd.cli.run_command.environment import prepend
 from phosd.cli.run_command.named import keep_command
@@ -19,7 +21,7 @@ from phosd.cli.run_command.relay import SAVED, Relayed, exit_code, follow
 from phosd.cli.settings import Settings
 from phosd.client.errors import CommandError, Exit
 from phosd.engine.system.native import term_library
-from phosd.errors import PhosError
+from phosd.errors import Internal, PhosError
 
 # What needs the bus is imported where it is used: most programs run without phosd.
 if TYPE_CHECKING:
@@ -82,7 +84,11 @@ class Foreground:
                     return Exit.DONE
                 resumed = self._resume(client, images, early) if images else None
             if resumed is not None:
-                return self._relayed(*resumed, early)
+                program, policy, image = resumed
+                restored_at = time.monotonic()
+                code = self._relayed(program, policy, early)
+                self._tell_crash(image, restored_at, code)
+                return code
         folder = place_of_output()
         policy = self._policy(folder) if self._saves else None
         if policy is not None:
@@ -112,8 +118,8 @@ class Foreground:
 
     def _resume(
         self, client: "Client", images: "NamedImages", early: EarlySignals
-    ) -> "tuple[Relayed, SaveOnTerm | None]":
-        """Restore the last image, and return what :meth:`_relayed` takes."""
+    ) -> "tuple[Relayed, SaveOnTerm | None, Image]":
+        """Restore the last image, and return what :meth:`_relayed` takes, and the image."""
         from phosd.cli.run_command.resuming import changed_since, folder_of, make_folder, resumed
 
         image = images.restorable(self._words)
@@ -127,7 +133,24 @@ class Foreground:
                 "phos: the output folder of this program is gone, so SIGTERM is passed on to it"
             )
         options = self._restore_options(client, image)
-        return resumed(self._settings, client, image, options, early), policy
+        began = time.monotonic()
+        try:
+            return resumed(self._settings, client, image, options, early), policy, image
+        except Internal:  # as if it ends before CRIU is done with it
+            self._tell_crash(image, began, Exit.FAILED)
+            raise
+
+    def _tell_crash(self, image: "Image", restored_at: float, code: int) -> None:
+        """Say that the program has crashed soon after it was restored, and what follows."""
+        from phosd.cli.run_command.resuming import folder_of, label
+
+        count = Crashes(folder_of(image)).ended(image.id, restored_at, code)
+        if count:
+            then = "goes on from the one before it" if count >= MOST else "tries it again"
+            self._settings.note(
+                f"phos: {label(image)}: the program has ended with {code} within {SOON:.0f} s of "
+                f"its restore, {count} of {MOST} times; the same command {then}"
+            )
 
     def _policy(self, folder: Path) -> "SaveOnTerm":
         from phosd.cli.run_command.grace import grace_of

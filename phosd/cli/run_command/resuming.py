@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from phosd.cli.run_command.crashes import MOST, SOON, Crashes
 from phosd.cli.run_command.early_signals import EarlySignals
 from phosd.cli.run_command.named import COMMAND, keep_command, kept_command, told
 from phosd.cli.run_command.program import END, RestoredProgram, output_folder, read_end, runs_folder
@@ -62,10 +63,16 @@ class NamedImages:
         whys: list[str] = []
         for image in self._images:
             self._require_same_command(image, words)
+            if Crashes(folder_of(image)).of(image.id) >= MOST:
+                whys.append(
+                    f"{label(image)}: restored from it, the program has crashed {MOST} times "
+                    f"within {SOON:.0f} s"
+                )
+                continue
             try:
                 checks = self._client.try_restore(image.id, **self._options(image))
             except PhosError as error:
-                whys.append(f"{_label(image)}: {error}")
+                whys.append(f"{label(image)}: {error}")
                 continue
             hindrances = [check for check in checks if check.error]
             if not hindrances:
@@ -74,8 +81,8 @@ class NamedImages:
                 return image
             first = hindrances[0]
             if first.error in _PASSES:
-                raise CommandError(first.error, f"{_label(image)} cannot be restored: {first.text}")
-            whys.append(f"{_label(image)}: {first.text}")
+                raise CommandError(first.error, f"{label(image)} cannot be restored: {first.text}")
+            whys.append(f"{label(image)}: {first.text}")
         raise CommandError(
             "Unsupported",
             f"no image of {self._name} can be restored here, so it is not started, which would "
@@ -88,17 +95,18 @@ class NamedImages:
         command = kept_command(folder) if folder is not None else None
         if command is None:
             self._settings.note(
-                f"phos: with which command {_label(image)} was started is not known any more"
+                f"phos: with which command {label(image)} was started is not known any more"
             )
         elif command != list(words):
             raise CommandError(
                 "Unsupported",
-                f"{_label(image)} was started by another command: {told(command)}; give that "
+                f"{label(image)} was started by another command: {told(command)}; give that "
                 f"one, take another name, or delete the images of {self._name} (`phos rm`)",
             )
 
 
-def _label(image: Image) -> str:
+def label(image: Image) -> str:
+    """Return what an image is called in messages."""
     return f"{image.name}@{image.number} ({image.id})"
 
 
@@ -158,9 +166,9 @@ def resumed(
     except Cancelled:
         if not early.asked:  # somebody else has
             raise
-        settings.note(f"phos: {_label(image)} is still there; the same command goes on from it")
+        settings.note(f"phos: {label(image)} is still there; the same command goes on from it")
         sys.exit(early.exit_code)
     for note in job.notes:
         settings.note(f"phos: {note}")
-    settings.note(f"phos: {_label(image)} goes on as process {job.result}")
+    settings.note(f"phos: {label(image)} goes on as process {job.result}")
     return RestoredProgram(int(job.result), known, end)

@@ -21,6 +21,19 @@ from tests.support.rotation import EVERYTHING
 from tests.system.service.test_end_to_end import phos, phosd
 from tests.system.service.test_preemption import Line, nothing_left
 
+FRAGILE = f"""
+import os, runpy, sys, threading, time
+def look():
+    while not os.path.exists("bad"):
+        time.sleep(0.01)
+    time.sleep(0.5)
+    os._exit(9)
+threading.Thread(target=look, daemon=True).start()
+sys.argv = ["single.py", *sys.argv[1:]]
+sys.path.insert(0, {str(PROGRAMS)!r})
+runpy.run_path({str(PROGRAMS / "single.py")!r}, run_name="__main__")
+"""
+"""It ends with 9 soon after there is a file ``bad``."""
 PROGRAM = PROGRAMS / "bookkeeper.py"
 CRASHES = 10 if EVERYTHING else 3
 STEPS = 200 * CRASHES
@@ -69,3 +82,29 @@ def test_it_goes_on_where_it_was_saved(bus: str, tmp_path: Path, books: Path) ->
     steps = [int(step) for step in (books / "log").read_text().split()]
     assert sorted({*steps}) == [*range(STEPS)] and len(steps) > STEPS
     assert [*books.glob("table.phos-newer-*")], said
+
+
+@pytest.mark.timeout(600)
+def test_an_image_from_which_it_crashes_is_left_for_the_one_before(
+    bus: str, tmp_path: Path
+) -> None:
+    line = Line(bus, tmp_path)
+    fragile = tmp_path / "fragile.py"
+    fragile.write_text(FRAGILE.replace('"bad"', repr(str(tmp_path / "bad"))))
+    words = (sys.executable, str(fragile), str(STEPS))
+    with phosd(bus, tmp_path), nothing_left(line):
+        relay = line.start(*words)
+        for _ in range(2):
+            line.wait_for(5)
+            phos(bus, tmp_path, "checkpoint", "bert")
+        (tmp_path / "bad").touch()
+        assert relay.wait(60) == 9 and "of its restore" not in line.said
+        for number in range(1, 4):
+            assert line.start(*words).wait(60) == 9, line.said
+            then = "goes on from the one before it" if number == 3 else "tries it again"
+            assert f"60 s of its restore, {number} of 3 times; the same command {then}" in line.said
+        (tmp_path / "bad").unlink()
+        assert line.start(*words).wait(120) == 0, line.said
+        assert "phos: an older image is taken, since bert@2" in line.said
+        assert "has crashed 3 times within 60 s" in line.said
+        assert line.said.count("phos: bert@1") == 1
