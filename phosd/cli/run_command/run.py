@@ -3,6 +3,7 @@
 import contextlib
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ from phosd.cli.run_command.environment import DEFAULT_RUNTIME, environment
 from phosd.cli.run_command.foreground import Foreground, place_of_output, start
 from phosd.cli.run_command.named import checked_name, only_one
 from phosd.cli.settings import Settings, command
+from phosd.engine.program.declared import KEEP_FILES
 from phosd.engine.program.name import VARIABLE
 
 # A start imports only what it uses: few programs are of a Slurm job.
@@ -77,6 +79,13 @@ _OF_SLURM = "PHOS_SLURM"
     "unit, otherwise 90).",
 )
 @click.option(
+    "--keep-files",
+    multiple=True,
+    metavar="PATH",
+    help="A folder, file or pattern ('runs/*.pt'): what is there belongs to each image, also when "
+    "the program does not have it open, and is put back at a restore. Several may be given.",
+)
+@click.option(
     "--in-memory",
     is_flag=True,
     help="With --on-term=save: end the program when its image is complete in memory. That is "
@@ -94,6 +103,7 @@ def run(
     pidns: bool | None,
     on_term: str | None,
     grace: float | None,
+    keep_files: tuple[str, ...],
     in_memory: bool,
     words: tuple[str, ...],
 ) -> None:
@@ -139,6 +149,8 @@ def run(
         if name is not None:
             stack.enter_context(only_one(name))
             variables[VARIABLE] = name
+        if keep_files:
+            variables[KEEP_FILES] = _declared(keep_files)
         if not detach:
             foreground = stack.enter_context(
                 Foreground(
@@ -155,6 +167,15 @@ def run(
             sys.exit(foreground.run(variables, resuming=resuming))
         program = start(settings, name, words, variables, place_of_output(), pidns=pidns)
         _tell(settings, program)
+
+
+def _declared(paths: Sequence[str]) -> str:
+    """Return the variable that tells phosd what of a program's files it has declared."""
+    if unusable := next((path for path in paths if os.pathsep in path), ""):
+        raise click.UsageError(
+            f"--keep-files cannot have {unusable!r}: it has a {os.pathsep!r} in its name"
+        )
+    return os.pathsep.join(map(os.path.abspath, paths))
 
 
 def _tell(settings: Settings, program: "Program | EnclosedProgram") -> None:

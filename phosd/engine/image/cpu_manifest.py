@@ -48,7 +48,8 @@ class WrittenFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     ``saved`` is relative to the tree's folder; ``mode`` has the permission bits. ``inode``: a
     program may have noted which file it is, as sqlite does. ``mapped``: shared and writable, so
-    that its times do not tell when it was written.
+    that its times do not tell when it was written. ``declared``: the program did not have it open,
+    and was started with it as its own; its inode, which is 0, does not matter.
     """
 
     path: str
@@ -59,6 +60,7 @@ class WrittenFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     inode: int
     mtime_ns: int
     mapped: bool = False
+    declared: bool = False
 
 
 class MappedFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

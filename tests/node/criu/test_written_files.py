@@ -228,6 +228,81 @@ def test_what_is_too_large_is_left_out_or_named(
         mapped.end()
 
 
+WRITER = (
+    """
+def write(number):
+    found = 0
+    try:
+        with open("kept/checkpoint") as file:
+            found = int(file.read())
+    except FileNotFoundError:
+        pass
+    with open("kept/partial", "w") as file:
+        file.write(str(number + 1))
+    os.replace("kept/partial", "kept/checkpoint")
+    if number % 20 == 0:
+        with open(f"kept/deep/{number}", "w") as file:
+            file.write(str(number))
+    return found
+"""
+    + COUNTS
+)
+"""A file that is written, closed and renamed each time, and others that are made."""
+
+
+@pytest.mark.parametrize("uid", [0, USER])
+@pytest.mark.parametrize("pattern", ["kept", "kept/check*"])
+def test_what_was_declared(pattern: str, uid: int, lives: Callable[[int], Life]) -> None:
+    """It need not be open."""
+    life = lives(uid)
+    kept = life.home / "kept"
+    (kept / "deep").mkdir(parents=True)
+    (kept / "deep" / "older").write_text("as it was")
+    for path in (kept, kept / "deep", kept / "deep" / "older"):
+        os.chown(path, uid, uid)
+    declared = os.environ | {"PHOS_KEEP_FILES": f"relative:{life.home / pattern}"}
+    life.start("import os\n" + WRITER, env=declared)
+    life.counts_on()
+    life.dump()
+    life.counts_on(by=45)
+    life.kill()
+    made = {*(kept / "deep").iterdir()}
+    (kept / "deep" / "older").write_text("changed")
+    later = (kept / "checkpoint").read_text()
+    life.restore().settle()
+    goes_on(life)
+    (newer_one,) = newer(kept / "checkpoint")
+    assert newer_one.read_text() == later
+    assert {*(kept / "deep").iterdir()} >= made  # what was made since stays
+    saved = pattern == "kept"
+    assert (kept / "deep" / "older").read_text() == ("as it was" if saved else "changed")
+    assert len(newer(kept / "deep" / "older")) == saved
+
+
+def test_more_is_declared_than_can_be_saved(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(901):
+        (life.home / str(number)).touch()
+    life.start(COUNTER, env=os.environ | {"PHOS_KEEP_FILES": str(life.home)})
+    life.counts_on()
+    with pytest.raises(Unsupported, match="more than 900 files"):
+        life.dump()
+    life.counts_on()
+
+
+def test_nothing_of_others_is_saved(lives: Callable[[int], Life]) -> None:
+    """Not by a link, and not what the owner can only see."""
+    life = lives(USER)
+    secret = life.private / "secret"
+    secret.write_text("of root")
+    (life.home / "link").symlink_to(secret)
+    (life.home / "others").write_text("of root, too")
+    life.start(COUNTER, env=os.environ | {"PHOS_KEEP_FILES": f"{life.home}:{life.private}"})
+    life.counts_on()
+    life.dump()
+    assert life.record is not None and life.record.details is not None
+    assert not [file for file in life.record.details.written_files if file.path != str(life.log)]
+
+
 POINTS = ["files-beside", "files-fill", "files-filled", "files-replace"]
 
 

@@ -59,10 +59,14 @@ def contents(folder: Path) -> dict[str, str]:
     return found
 
 
+@pytest.mark.rotated(of=2)
 @pytest.mark.timeout(600)
-def test_it_goes_on_where_it_was_saved(bus: str, tmp_path: Path, books: Path) -> None:
+@pytest.mark.parametrize("declared", [False, True], ids=["open files", "a declared folder"])
+def test_it_goes_on_where_it_was_saved(
+    declared: bool, bus: str, tmp_path: Path, books: Path
+) -> None:
     chance = random.Random(int(os.environ.get("PHOS_TEST_SEED", "1")))
-    line = Line(bus, tmp_path)
+    line = Line(bus, tmp_path, *(["--keep-files", str(books)] if declared else []))
     words = (sys.executable, str(PROGRAM), str(STEPS), str(books))
     with phosd(bus, tmp_path), nothing_left(line):
         for number in range(CRASHES):

@@ -9,6 +9,7 @@ from typing import Self
 
 from phosd.engine.criu.dump.check import check
 from phosd.engine.criu.dump.credentials import Credentials
+from phosd.engine.criu.dump.declared_files import DeclaredFiles
 from phosd.engine.criu.dump.driver_files import DriverFiles
 from phosd.engine.criu.dump.files import Files
 from phosd.engine.criu.dump.output import Output
@@ -143,7 +144,8 @@ class Dump:
             held = self._options.checkpointed & set(self._tree.pids)
             if held and self._options.held:
                 self.tracer = Tracer(lambda: held, self._options.deadline)
-            parts = self._parts(running_tree, Output(self._tree, plan))
+            declared = stack.enter_context(DeclaredFiles(self._tree))
+            parts = self._parts(running_tree, Output(self._tree, plan), declared)
             self._parts_of_dump = stack.enter_context(Parts(parts))
             with contextlib.ExitStack() as begun:
                 self._start(begun)
@@ -151,7 +153,9 @@ class Dump:
             self._left = stack.pop_all()
         return self
 
-    def _parts(self, before: TreeResources, output: Output) -> Iterator[CriuPart]:
+    def _parts(
+        self, before: TreeResources, output: Output, declared: DeclaredFiles
+    ) -> Iterator[CriuPart]:
         folder, options, owner = self._folder, self._options, Owner.of(self._tree)
         yield Credentials(folder)
         yield Dumpable(self._criu, options.tcp, options.checkpointed)
@@ -159,7 +163,7 @@ class Dump:
         yield self._devices
         yield from registry.dump_parts(folder, Choices.of(options.tcp, owner))
         yield Files(before, folder, owner)
-        yield WrittenFiles(before, folder)
+        yield WrittenFiles(before, folder, declared)
         if self._pages is not None:
             yield CopiedPages(self._pages, lambda: self._running.goes_on())
         if self.tracer is not None:

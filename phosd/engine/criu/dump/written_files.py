@@ -10,7 +10,7 @@ import os
 import stat
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +18,7 @@ from typing import Self
 
 from msgspec.structs import replace
 
+from phosd.engine.criu.dump.declared_files import DeclaredFile, DeclaredFiles
 from phosd.engine.criu.files.file_bytes import copy_sparse
 from phosd.engine.criu.kinds.named_files import (
     MOST_FILES,
@@ -49,13 +50,14 @@ _Inode = tuple[int, int]
 @dataclass(frozen=True)
 class _Written:
     """A file that a tree writes to: its path, a link to it, its status, and whether it is mapped,
-    so that its times do not tell when it was written.
+    so that its times do not tell when it was written. ``declared``: the tree need not have it open.
     """
 
     path: str
     link: Path
     status: os.stat_result
     mapped: bool
+    declared: bool = False
 
     @property
     def stamp(self) -> tuple[int, ...]:
@@ -77,11 +79,11 @@ class Chosen:
         return sum(each.status.st_size for each in self.files.values())
 
 
-def chosen(tree: TreeResources) -> Chosen:
+def chosen(tree: TreeResources, declared: Iterable[DeclaredFile] = ()) -> Chosen:
     """Return which files of a tree are saved: its owner's own, on file systems of this machine."""
     files, left_out = dict[_Inode, _Written](), list[str]()
-    left = MOST_WRITTEN
-    found = dict(_written(tree, Owner.of(tree.tree)))
+    left, owner = MOST_WRITTEN, Owner.of(tree.tree)
+    found = dict(_declared(declared, owner)) | dict(_written(tree, owner))
     for key, each in sorted(found.items(), key=lambda item: item[1].status.st_size):
         left -= each.status.st_size
         if left >= 0 and len(files) < MOST_FILES:
@@ -107,6 +109,16 @@ def _written(tree: TreeResources, owner: Owner) -> Iterator[tuple[_Inode, _Writt
                 yield _key(status), _Written(mapping.path, mapping.link, status, mapped=True)
 
 
+def _declared(files: Iterable[DeclaredFile], owner: Owner) -> Iterator[tuple[_Inode, _Written]]:
+    kinds = mount_types(os.getpid())
+    for file in files:
+        with suppress(FileNotFoundError, ProcessLookupError):  # the worker has ended
+            status = known_status(file.link)
+            if kinds.get(file.mount) in LOCAL and savable(status, owner):
+                found = _Written(file.path, file.link, status, mapped=False, declared=True)
+                yield _key(status), found
+
+
 def _is_written(descriptor: Descriptor) -> bool:
     file, target = descriptor.file, descriptor.target
     named = target.startswith("/") and not target.startswith(("/memfd:", "/proc/", "/sys/"))
@@ -129,8 +141,9 @@ class WrittenFiles(CriuPart):
     They are beside the folder, for root alone, until CRIU has ended, whose user may write there.
     """
 
-    def __init__(self, before: TreeResources, folder: Path) -> None:
+    def __init__(self, before: TreeResources, folder: Path, declared: DeclaredFiles) -> None:
         self._before = before
+        self._declared = declared
         self._folder = folder
         self._private = folder
         self._read: dict[_Inode, tuple[str, tuple[int, ...]]] = {}
@@ -140,7 +153,8 @@ class WrittenFiles(CriuPart):
     def __enter__(self) -> Self:
         self._private = Path(tempfile.mkdtemp(prefix="written-", dir=self._folder.parent))
         try:
-            for number, (key, each) in enumerate(chosen(self._before).files.items()):
+            found = chosen(self._before, self._declared.now())
+            for number, (key, each) in enumerate(found.files.items()):
                 point(Point.FILES_READ)
                 read_at = time.time_ns()
                 copied = self._copied(each, str(number))
@@ -157,7 +171,7 @@ class WrittenFiles(CriuPart):
     def frozen(self, tree: TreeResources) -> None:
         saved: list[WrittenFile] = []
         point(Point.FILES_FROZEN)
-        for key, each in chosen(tree).files.items():
+        for key, each in chosen(tree, self._declared.now()).files.items():
             name, stamp = self._read.get(key, ("", ()))
             if not name or each.mapped or stamp != each.stamp:
                 name = f"frozen-{len(saved)}"
@@ -186,9 +200,10 @@ class WrittenFiles(CriuPart):
             size=(self._private / name).stat().st_size,
             mode=stat.S_IMODE(status.st_mode),
             gid=status.st_gid,
-            inode=status.st_ino,
+            inode=0 if file.declared else status.st_ino,
             mtime_ns=status.st_mtime_ns,
             mapped=file.mapped,
+            declared=file.declared,
         )
 
     def _copied(self, file: _Written, name: str) -> bool:

@@ -21,6 +21,8 @@ UNDO = ".phos-undo-"
 """What follows the name of a file that is being written in place, before a mark: there it is whole,
 as it was. If there is such a file, the other one may be a mixture.
 """
+FRESH = ".phos-new-"
+"""What follows the names of new files beside those that they replace, before a mark."""
 _STEP = 1 << 20
 
 
@@ -79,7 +81,11 @@ def compared(orders: Orders) -> Comparison:
         elif cut and path not in copied:
             found.cut[path] = file
     for path, (written, source) in saved.items():
-        if written.mapped and path not in copied and not _has_bytes(written, source):
+        if path in copied or path in back:
+            continue
+        if written.declared and _is_as_saved(written):
+            continue
+        if (written.mapped or written.declared) and not _has_bytes(written, source):
             back[path] = written, source
     found.back = [*back.values()]
     found.problems += filter(None, (_examine_back(file) for file, _ in found.back))
@@ -160,6 +166,15 @@ def _has_bytes(file: WrittenFile, source: int) -> bool:
             return True
     except OSError:
         return False
+
+
+def _is_as_saved(file: WrittenFile) -> bool:
+    """Return whether a file has the size and the time that it had."""
+    try:
+        now = os.lstat(file.path)
+    except OSError:
+        return False
+    return (now.st_size, now.st_mtime_ns) == (file.size, file.mtime_ns)
 
 
 def _examine_back(file: WrittenFile) -> str:

@@ -69,6 +69,13 @@ class Copied(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     size: int
 
 
+class Found(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A file that was declared, which the worker has open as ``descriptor``."""
+
+    path: str
+    descriptor: int
+
+
 class Orders(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The orders. ``sources`` are inherited descriptors of the saved bytes of the memory files, and
     ``written`` those of the written files.
@@ -80,6 +87,8 @@ class Orders(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     which may have grown, and are not cut. ``outputs_made`` are open files that are made anew,
     empty, if they are missing, with the folders that they are in. ``mended`` are files of which
     interrupted work is undone: what was half done, and what was done with this ``mark``.
+    ``declared`` are folders, files and patterns of which the files are to be opened, and kept open
+    until the next such orders.
     """
 
     uid: int
@@ -104,6 +113,7 @@ class Orders(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     copies: tuple[Copied, ...] = ()
     outputs_made: tuple[str, ...] = ()
     mended: tuple[WrittenFile, ...] = ()
+    declared: tuple[str, ...] = ()
 
     @property
     def inherited(self) -> tuple[int, ...]:
@@ -122,7 +132,7 @@ class Inode(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The answer. ``problems`` are sentences for the user; if there are any, nothing was changed.
     ``told`` says what is done, or would be, with files that are not as they were, and ``back`` are
-    those that are put back.
+    those that are put back. ``found`` are the files that were declared.
 
     ``outputs`` are the folders found or removed. ``digests`` are empty for files that
     cannot be read; ``closed`` are the folders in which the owner cannot make files, and ``inodes``
@@ -137,3 +147,4 @@ class Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     inodes: tuple[Inode, ...] = ()
     told: tuple[str, ...] = ()
     back: tuple[str, ...] = ()
+    found: tuple[Found, ...] = ()

@@ -11,8 +11,10 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
+from phosd.engine.criu.files.declared import opened_anew
 from phosd.engine.criu.files.file_bytes import copy_sparse, digest
 from phosd.engine.criu.files.file_comparison import (
+    FRESH,
     NEWER,
     TAIL,
     UNDO,
@@ -34,8 +36,6 @@ from phosd.engine.criu.files.file_orders import (
 from phosd.engine.faults import Point, point
 from phosd.engine.image.cpu_manifest import MemoryFile, OpenFile, WrittenFile
 
-_FRESH = ".phos-new-"
-"""What follows the names of new files beside those that they replace, before a mark."""
 _OUTPUT = re.compile(r"\d{8}T\d{6}-[0-9a-f]{6}")
 """The form of the folder names that ``phos run`` creates."""
 
@@ -47,6 +47,8 @@ def perform(orders: Orders) -> Answer:
             return Answer(outputs=tuple(_outputs(orders.outputs)))
         except OSError as error:
             return Answer((f"{orders.outputs.folder}: {error.strerror}",))
+    if orders.declared:
+        return opened_anew(orders.declared)
     if orders.hashed or orders.folders:
         closed = (path for path in orders.folders if not os.access(path, os.W_OK | os.X_OK))
         return Answer(digests=tuple(map(_hash, orders.hashed)), closed=tuple(closed))
@@ -198,7 +200,7 @@ def _write_in_place(descriptor: int, file: WrittenFile, source: int, mark: str) 
         _copy_whole(descriptor, copy)
         os.fsync(copy)
     point(Point.FILES_BESIDE)
-    Path(f"{file.path}{_FRESH}{mark}").rename(undo)
+    Path(f"{file.path}{FRESH}{mark}").rename(undo)
     _sync_folder(file.path)  # before anything of the file changes
     try:
         _fill(descriptor, file, source)
@@ -237,7 +239,7 @@ def _mend(file: WrittenFile, mark: str) -> None:
         beside, what = str(path.parent / name), name.removeprefix(path.name)
         if what.startswith(UNDO):
             _give_back(file.path, beside)
-        elif what.startswith(_FRESH) and stat.S_ISREG(os.lstat(beside).st_mode):
+        elif what.startswith(FRESH) and stat.S_ISREG(os.lstat(beside).st_mode):
             Path(beside).unlink()
         elif what.startswith(NEWER) and _is_same(beside, file.path):
             Path(beside).unlink()  # it was about to be replaced
@@ -292,11 +294,11 @@ def _copy_whole(source: int, target: int) -> None:
 @contextmanager
 def _fresh(path: str, mark: str) -> Iterator[int]:
     """Make a new file beside ``path``, which :func:`_replace` puts there."""
-    target = os.open(f"{path}{_FRESH}{mark}", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    target = os.open(f"{path}{FRESH}{mark}", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         yield target
     except OSError:
-        Path(f"{path}{_FRESH}{mark}").unlink()
+        Path(f"{path}{FRESH}{mark}").unlink()
         raise
     finally:
         os.close(target)
@@ -308,7 +310,7 @@ def _replace(path: str, mark: str, beside: str) -> str:
     if existed:
         os.link(path, beside, follow_symlinks=False)
     point(Point.FILES_REPLACE)
-    Path(f"{path}{_FRESH}{mark}").rename(path)
+    Path(f"{path}{FRESH}{mark}").rename(path)
     return beside if existed else ""
 
 

@@ -84,6 +84,10 @@ class Worker:
                 env=python_environment(),
             )
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def ask(
         self,
         orders: Orders,

@@ -118,6 +118,8 @@ class TreeFiles:
         self._replaced = replaced | {file.path for file in details.memory_files}
         sources = [self._open(file.saved) for file in details.memory_files]
         rolled = details.written_files if self._policy is Policy.ROLLBACK or copies else ()
+        if self._clone is not None:  # what nobody had open is the original's
+            rolled = tuple(file for file in rolled if not file.declared)
         written = [self._open(file.saved) for file in rolled]
         return Orders(
             uid=user.uid,

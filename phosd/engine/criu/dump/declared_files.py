@@ -1,0 +1,66 @@
+"""Find the files that a program was started with as its own (``phos run --keep-files``).
+
+Nothing of them need be open: a checkpoint of a training is written and closed. The owner's worker
+walks the folders, with the owner's rights, and keeps the files open that it finds; here they are
+reached by its links in ``/proc``, as those of the program are.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple, Self
+
+from phosd.engine.criu.files.file_worker import SHORT_TIMEOUT, Orders, Worker
+from phosd.engine.criu.run.invocation import Owner
+from phosd.engine.program.declared import KEEP_FILES, declared_patterns
+from phosd.engine.program.tree import ProcessTree
+from phosd.engine.system import procfs
+from phosd.errors import Unsupported
+
+
+class DeclaredFile(NamedTuple):
+    """A file, a link to it as it was found, and the id of the mount that it is on."""
+
+    path: str
+    link: Path
+    mount: int
+
+
+class DeclaredFiles:
+    """Those of a program. Inside the context the worker stands by, if anything was declared."""
+
+    def __init__(self, tree: ProcessTree) -> None:
+        self._owner = Owner.of(tree)
+        self._patterns = declared_patterns(tree.root.pid)
+        self._opened = contextlib.ExitStack()
+        self._worker: Worker | None = None
+
+    def __enter__(self) -> Self:
+        if self._patterns:
+            self._worker = self._opened.enter_context(Worker(self._owner.uid))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._opened.close()
+
+    def now(self) -> Iterator[DeclaredFile]:
+        """Yield the files that there are. The links of an earlier call are not valid any more.
+
+        Raises :class:`Timeout` if their file systems do not answer, and :class:`Unsupported`.
+        """
+        if self._worker is None:
+            return
+        owner = self._owner
+        orders = Orders(owner.uid, owner.gid, owner.groups, mark="", declared=self._patterns)
+        answer = self._worker.ask(orders, SHORT_TIMEOUT)
+        if answer.problems:
+            raise Unsupported(
+                f"what the program declared as its files cannot be saved: {answer.problems[0]}",
+                hint=f"the program goes on; start it with fewer ({KEEP_FILES})",
+            )
+        process = procfs.PROC / str(self._worker.pid)
+        for found in answer.found:
+            number = str(found.descriptor)
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it was killed
+                mount = int(procfs.fields_of(process / "fdinfo" / number)["mnt_id"])
+                yield DeclaredFile(found.path, process / "fd" / number, mount)
