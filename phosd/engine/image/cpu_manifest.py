@@ -10,7 +10,8 @@ class OpenFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A regular file that a process had open when it was frozen.
 
     ``flags`` are those of ``open``; ``size`` in bytes; ``content`` is the SHA-256 of the whole
-    file, if the file is written but not appended to, and was small enough to hash.
+    file, if the file is written but not appended to, and was small enough to hash. ``mode`` has the
+    permission bits, which CRIU wants again.
     """
 
     pid: int
@@ -20,6 +21,7 @@ class OpenFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     size: int
     mtime_ns: int
     content: str | None = None
+    mode: int = 0o600
 
     @property
     def appended(self) -> bool:

@@ -236,10 +236,10 @@ def test_output_that_is_missing_is_made_and_taken_back(tmp_path: Path) -> None:
     """The program comes from another machine; its output is never made where its user may not."""
     output = tmp_path / "run" / "of a program" / "stdout"
     appended = os.O_WRONLY | os.O_APPEND
-    file = OpenFile(1, 1, str(output), appended, size=100, mtime_ns=1)
+    file = OpenFile(1, 1, str(output), appended, size=100, mtime_ns=1, mode=0o640)
 
     def work(uid: int = 0, *, made: bool = True, **more: Any) -> file_worker.Answer:
-        outputs = (str(output),) if made else ()
+        outputs = (file,) if made else ()
         orders = file_worker.Orders(
             uid, uid, (), mark="", open_files=(file,), outputs_made=outputs, **more
         )
@@ -250,7 +250,7 @@ def test_output_that_is_missing_is_made_and_taken_back(tmp_path: Path) -> None:
     (problem,) = work(USER, apply=True).problems  # who may not even enter that folder
     assert problem == f"{output} is missing, and cannot be made: Permission denied"
     changes = work(apply=True).changes
-    assert output.read_bytes() == b"" and output.stat().st_mode & 0o077 == 0
+    assert output.read_bytes() == b"" and output.stat().st_mode & 0o777 == 0o640
     assert work(apply=True).changes == ()  # it is there
     file_worker.work(file_worker.Orders(0, 0, (), mark="", undo=changes))
     assert [*tmp_path.iterdir()] == []

@@ -112,3 +112,27 @@ def test_an_image_from_which_it_crashes_is_left_for_the_one_before(
         assert "phos: an older image is taken, since bert@2" in line.said
         assert "has crashed 3 times within 60 s" in line.said
         assert line.said.count("phos: bert@1") == 1
+
+
+@pytest.mark.timeout(600)
+def test_its_files_come_with_an_exported_image(bus: str, tmp_path: Path, books: Path) -> None:
+    line = Line(bus, tmp_path)
+    words = (sys.executable, str(PROGRAM), str(STEPS), str(books))
+    file = str(tmp_path / "bert.phos")
+    with phosd(bus, tmp_path), nothing_left(line):
+        relay = line.start(*words)
+        line.wait_for(25)
+        phos(bus, tmp_path, "checkpoint", "bert")
+        for each in scan(line.program()).living:
+            os.kill(each.pid, signal.SIGKILL)
+        assert relay.wait(60) == 128 + signal.SIGKILL, line.said
+        phos(bus, tmp_path, "export", "bert", file)
+        phos(bus, tmp_path, "rm", "bert")
+        for path in books.iterdir():
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        phos(bus, tmp_path, "import", file, "--trust")
+        assert line.start(*words).wait(120) == 0, line.said
+    again = tmp_path / "again"
+    again.mkdir()
+    assert line.values() == run_to_end(PROGRAM.stem, STEPS, str(again), hooked=False)
+    assert contents(books) == contents(again)

@@ -60,6 +60,7 @@ def open_files(descriptors: Iterable[Descriptor], owner: Owner) -> tuple[OpenFil
             size=descriptor.file.st_size,
             mtime_ns=descriptor.file.st_mtime_ns,
             content=contents.get(key),
+            mode=stat.S_IMODE(descriptor.file.st_mode),
         )
         for key, descriptor in found.items()
     )

@@ -47,7 +47,7 @@ class Comparison:
     problems: list[str] = field(default_factory=list)
     cut: dict[str, OpenFile] = field(default_factory=dict)
     back: list[tuple[WrittenFile, int]] = field(default_factory=list)
-    made: list[str] = field(default_factory=list)
+    made: list[OpenFile] = field(default_factory=list)
 
     def told(self) -> Iterator[str]:
         """Yield what is done with them, in words."""
@@ -65,11 +65,12 @@ def compared(orders: Orders) -> Comparison:
     found = Comparison()
     copied = {each.path for each in orders.copies}
     saved = saved_bytes(orders)
-    found.made = [path for path in orders.outputs_made if not os.path.lexists(path)]
+    found.made = [file for file in orders.outputs_made if not os.path.lexists(file.path)]
+    made = {file.path for file in found.made}
     back = {}
     for file in orders.open_files:
         path = file.path
-        if path in found.made or (path in copied and path in saved):
+        if path in made or (path in copied and path in saved):
             continue
         problem, cut = _examine(
             file, Policy.CUT if path in copied | saved.keys() else orders.policy
@@ -91,9 +92,10 @@ def compared(orders: Orders) -> Comparison:
     found.problems += filter(None, (_examine_back(file) for file, _ in found.back))
     found.problems += filter(None, map(_examine_copy, orders.copies))
     found.problems += filter(None, map(_examine_memory, orders.memory_files))
-    found.problems += filter(None, map(_examine_mapped, orders.mapped_files))
+    others = (each for each in orders.mapped_files if each.path not in saved)
+    found.problems += filter(None, map(_examine_mapped, others))
     found.problems += filter(None, map(_examine_needed, orders.needed))
-    found.problems += filter(None, map(_examine_output, found.made))
+    found.problems += filter(None, map(_examine_output, made))
     return found
 
 

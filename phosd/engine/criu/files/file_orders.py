@@ -111,7 +111,7 @@ class Orders(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     identified: tuple[str, ...] = ()
     needed: tuple[str, ...] = ()
     copies: tuple[Copied, ...] = ()
-    outputs_made: tuple[str, ...] = ()
+    outputs_made: tuple[OpenFile, ...] = ()
     mended: tuple[WrittenFile, ...] = ()
     declared: tuple[str, ...] = ()
 

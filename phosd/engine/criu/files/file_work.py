@@ -89,8 +89,8 @@ def _change(orders: Orders, found: Comparison, changes: list[Change]) -> None:
         changes.append(_put_back(memory, source, orders.mark))
     for path in orders.needed:
         _make(Path(path), changes)
-    for path in found.made:
-        _make_output(Path(path), changes)
+    for output in found.made:
+        _make_output(output, changes)
     for copy in orders.copies:
         _make_copy(copy, changes, saved.get(copy.path))
 
@@ -118,11 +118,15 @@ def _make(folder: Path, changes: list[Change]) -> None:
         changes.append(Change(str(each), "", folder=True))
 
 
-def _make_output(path: Path, changes: list[Change]) -> None:
-    _make(path.parent, changes)
+def _make_output(file: OpenFile, changes: list[Change]) -> None:
+    _make(Path(file.path).parent, changes)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-    os.close(os.open(path, flags, 0o600))
-    changes.append(Change(str(path), ""))
+    made = os.open(file.path, flags, 0o600)
+    changes.append(Change(file.path, ""))
+    try:
+        os.fchmod(made, file.mode & 0o777)
+    finally:
+        os.close(made)
 
 
 def _make_copy(file: Copied, changes: list[Change], saved: tuple[WrittenFile, int] | None) -> None:

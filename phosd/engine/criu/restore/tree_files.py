@@ -166,12 +166,12 @@ def checkable(details: CpuDetails) -> tuple[OpenFile, ...]:
     return tuple(file for file in there if file.path not in replaced)
 
 
-def made_if_missing(details: CpuDetails) -> tuple[str, ...]:
+def made_if_missing(details: CpuDetails) -> tuple[OpenFile, ...]:
     """Return the open files that a restore makes anew where they are missing: the output of a
     program from another machine.
     """
-    outputs = (file.path for file in details.open_files if file.appended)
-    return tuple(dict.fromkeys(outputs)) if details.imported else ()
+    outputs = {file.path: file for file in details.open_files if file.appended}
+    return tuple(outputs.values()) if details.imported else ()
 
 
 def _require_unused(inodes: Sequence[Inode]) -> None:

@@ -6,10 +6,11 @@ Every chunk is compared with its hash, and gets the store's own digest. The imag
 it is whole; until then its end leaves nothing.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -19,7 +20,7 @@ from phosd.engine.criu.restore.admission import require_restorable
 from phosd.engine.criu.restore.saved_tree import saved_trees
 from phosd.engine.criu.restore.tree_files import checkable, made_if_missing
 from phosd.engine.faults import Point, point
-from phosd.engine.image.cpu_manifest import CpuDetails, OpenFile
+from phosd.engine.image.cpu_manifest import CpuDetails, MappedFile, OpenFile
 from phosd.engine.image.manifest import ChunkRef, Manifest
 from phosd.engine.image.name import next_number
 from phosd.engine.image.portable import PortableImage, image_with, parsed
@@ -40,6 +41,8 @@ from phosd.engine.operations.transfer.image_receiver import ImageReceiver
 from phosd.engine.system import procfs
 from phosd.errors import NotAuthorized
 from phosd.portable import packed_map, read_head
+
+_File = TypeVar("_File", OpenFile, MappedFile)
 
 _SPARE = 1 << 20
 """Bytes that the names and folders of CRIU's files take."""
@@ -169,17 +172,17 @@ def _require_files(image: Manifest, cancellation: Cancellation | None) -> None:
             groups=user.groups,
             mark="",
             policy=Policy.CUT,
-            open_files=_not_saved(details),
-            mapped_files=details.mapped_files,
+            open_files=_not_saved(details, checkable(details)),
+            mapped_files=_not_saved(details, details.mapped_files),
             outputs_made=made_if_missing(msgspec.structs.replace(details, imported=True)),
         )
         file_worker.require_usable(file_worker.work(orders, cancellation=cancellation))
 
 
-def _not_saved(details: CpuDetails) -> tuple[OpenFile, ...]:
-    """Return the open files that a restore does not bring along."""
+def _not_saved(details: CpuDetails, files: Iterable[_File]) -> tuple[_File, ...]:
+    """Return those of the files that a restore does not bring along."""
     saved = {file.path for file in details.written_files}
-    return tuple(file for file in checkable(details) if file.path not in saved)
+    return tuple(file for file in files if file.path not in saved)
 
 
 def _of_this_store(
