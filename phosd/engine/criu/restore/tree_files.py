@@ -17,7 +17,7 @@ from phosd.engine.image.cpu_manifest import CpuDetails, OpenFile
 from phosd.engine.job.cancellation import Cancellation
 from phosd.engine.system import procfs
 from phosd.engine.system.unkillable_reads import ABANDONABLE_THREADS, describe
-from phosd.errors import Busy, PhosError
+from phosd.errors import Busy, Internal
 
 
 class TreeFiles:
@@ -83,7 +83,7 @@ class TreeFiles:
             ask = file_worker.work if self._worker is None else self._worker.ask
             try:
                 answer = ask(wanted)
-            except PhosError:
+            except Internal:  # it has ended; one that takes too long may still be at it
                 mend(self._tree, orders.mark)
                 raise
             file_worker.require_usable(answer)
