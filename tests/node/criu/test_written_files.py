@@ -215,6 +215,7 @@ def test_what_is_too_large_is_left_out_or_named(
     monkeypatch.setattr(named_files, "MOST_WRITTEN", 10)
     state = state_of(life)
     dumped(life, STATE)
+    assert life.dumped is not None and life.dumped.left_out == (str(state),)
     with pytest.raises(Unsupported, match="state has changed"):
         life.restore()
     assert newer(state) == []

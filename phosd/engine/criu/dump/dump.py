@@ -74,6 +74,8 @@ class TreeDump:
     details: CpuDetails
     inheritors: frozenset[int]
     """Processes that had the GPU driver's devices, which are restored as inert."""
+    left_out: tuple[str, ...] = ()
+    """Paths of files that the tree writes to, and that are too large, or too many, to be saved."""
 
     def record(self, name: str, files: tuple[FileDigest, ...] | None = None) -> Tree:
         """Return the manifest's entry; ``name`` is the folder's path in the image, ``files`` those
@@ -163,7 +165,8 @@ class Dump:
         yield self._devices
         yield from registry.dump_parts(folder, Choices.of(options.tcp, owner))
         yield Files(before, folder, owner)
-        yield WrittenFiles(before, folder, declared)
+        self._written = WrittenFiles(before, folder, declared)
+        yield self._written
         if self._pages is not None:
             yield CopiedPages(self._pages, lambda: self._running.goes_on())
         if self.tracer is not None:
@@ -224,7 +227,8 @@ class Dump:
         if FROZEN not in self._script.reached:
             raise Internal("criu dump never said that the tree is frozen", "report this")
         details = self._parts_of_dump.record(self._details())
-        return TreeDump(self._tree, self._folder, details, self._devices.inheritors)
+        left_out = self._written.left_out
+        return TreeDump(self._tree, self._folder, details, self._devices.inheritors, left_out)
 
     def _details(self) -> CpuDetails:
         """Return what is said of the tree's root; the parts add theirs."""

@@ -43,6 +43,12 @@ class CpuSide(Protocol):
         """The trees as they were when frozen."""
 
     @property
+    def left_out(self) -> tuple[str, ...]:
+        """Paths of files that the program writes to, and that are too large, or too many, to be
+        saved.
+        """
+
+    @property
     def inheritors(self) -> frozenset[int]:
         """Processes that had the GPU driver's devices when frozen, restored as inert."""
 
@@ -155,6 +161,13 @@ class CpuParts(Undoing):
     def trees(self) -> list[ProcessTree]:
         """The trees as they were when frozen."""
         return [dump.tree for dump in self._dumps]
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """Paths of files that the program writes to, and that are too large, or too many, to be
+        saved.
+        """
+        return tuple(path for dump in self._dumps for path in dump.left_out)
 
     @property
     def inheritors(self) -> frozenset[int]:

@@ -46,6 +46,10 @@ class RuntimeDump:
         return self._trees
 
     @property
+    def left_out(self) -> tuple[str, ...]:
+        return ()  # a runtime's images have no files
+
+    @property
     def inheritors(self) -> frozenset[int]:
         return frozenset().union(*(each.users for each in self._devices))
 

@@ -149,6 +149,8 @@ class WrittenFiles(CriuPart):
         self._read: dict[_Inode, tuple[str, tuple[int, ...]]] = {}
         """What was read before the stop: its name here, and the stamp that the file had."""
         self._saved: tuple[WrittenFile, ...] = ()
+        self.left_out: tuple[str, ...] = ()
+        """Paths of files that were too large, or too many, when the tree was frozen."""
 
     def __enter__(self) -> Self:
         self._private = Path(tempfile.mkdtemp(prefix="written-", dir=self._folder.parent))
@@ -171,7 +173,9 @@ class WrittenFiles(CriuPart):
     def frozen(self, tree: TreeResources) -> None:
         saved: list[WrittenFile] = []
         point(Point.FILES_FROZEN)
-        for key, each in chosen(tree, self._declared.now()).files.items():
+        found = chosen(tree, self._declared.now())
+        self.left_out = found.left_out
+        for key, each in found.files.items():
             name, stamp = self._read.get(key, ("", ()))
             if not name or each.mapped or stamp != each.stamp:
                 name = f"frozen-{len(saved)}"

@@ -25,6 +25,9 @@ from phosd.engine.program.process import is_gpu_process
 from phosd.engine.program.tree import scan
 from phosd.errors import Busy
 
+_TOLD = 5
+"""Files that are told, at most, of those that are left out."""
+
 
 class EndedUnasked(Busy):
     """A process came or ended, and the driver could not be asked whether it used a GPU. Another
@@ -87,6 +90,7 @@ class Attempt:
             beside()
             with self.standing.until_complete():
                 self.cpu.dump(self.progress, memory_handles(self.group.trees, shared))
+                self._tell_left_out()
                 self._complete_standing(inherited, blocks)
             self.progress.phase("unpark", stopped=True)
             point(Point.CHECKPOINT_UNPARK)
@@ -119,6 +123,7 @@ class Attempt:
         ):
             threads = processes.restore_threads
             self.cpu.dump_around(DriverWork(lambda: threads, checkpoint, bring_back), progress)
+            self._tell_left_out()
             self._complete_standing(inherited, tuple)
 
     def blocks(
@@ -126,6 +131,14 @@ class Attempt:
     ) -> tuple[Block, ...]:
         """Return the manifest's records of these blocks; ``chunks`` is by key."""
         return block_records(self.cpu.trees, blocks, chunks)
+
+    def _tell_left_out(self) -> None:
+        """Note which files a restore will not put back."""
+        left = self.cpu.left_out
+        for path in left[:_TOLD]:
+            self.progress.note(f"{path} is not saved with the image: it is too large")
+        if len(left) > _TOLD:
+            self.progress.note(f"nor are {len(left) - _TOLD} other files")
 
     def _inherited(self) -> InheritedDevices | None:
         """Look at the devices of a running program that will not answer when it stands still.
