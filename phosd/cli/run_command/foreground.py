@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from phosd.cli.run_command.crashes import MOST, SOON, Crashes
 from phosd.cli.run_command.early_signals import EarlySignals
 from phosd.cli.run_command.environment import prepend
 from phosd.cli.run_command.named import keep_command
@@ -142,6 +141,7 @@ class Foreground:
 
     def _tell_crash(self, image: "Image", restored_at: float, code: int) -> None:
         """Say that the program has crashed soon after it was restored, and what follows."""
+        from phosd.cli.run_command.crashes import MOST, SOON, Crashes
         from phosd.cli.run_command.resuming import folder_of, label
 
         count = Crashes(folder_of(image)).ended(image.id, restored_at, code)

@@ -14,7 +14,6 @@ from phosd.cli.run_command.environment import DEFAULT_RUNTIME, environment
 from phosd.cli.run_command.foreground import Foreground, place_of_output, start
 from phosd.cli.run_command.named import checked_name, only_one
 from phosd.cli.settings import Settings, command
-from phosd.engine.program.declared import KEEP_FILES
 from phosd.engine.program.name import VARIABLE
 
 # A start imports only what it uses: few programs are of a Slurm job.
@@ -150,7 +149,7 @@ def run(
             stack.enter_context(only_one(name))
             variables[VARIABLE] = name
         if keep_files:
-            variables[KEEP_FILES] = _declared(keep_files)
+            variables |= _declared(keep_files)
         if not detach:
             foreground = stack.enter_context(
                 Foreground(
@@ -169,13 +168,15 @@ def run(
         _tell(settings, program)
 
 
-def _declared(paths: Sequence[str]) -> str:
+def _declared(paths: Sequence[str]) -> dict[str, str]:
     """Return the variable that tells phosd what of a program's files it has declared."""
+    from phosd.engine.program.declared import KEEP_FILES
+
     if unusable := next((path for path in paths if os.pathsep in path), ""):
         raise click.UsageError(
             f"--keep-files cannot have {unusable!r}: it has a {os.pathsep!r} in its name"
         )
-    return os.pathsep.join(map(os.path.abspath, paths))
+    return {KEEP_FILES: os.pathsep.join(map(os.path.abspath, paths))}
 
 
 def _tell(settings: Settings, program: "Program | EnclosedProgram") -> None:
