@@ -352,8 +352,10 @@ def run_to_end(
 
     ``arguments`` follow the number of steps.
     """
+    UNDISTURBED.mkdir(parents=True, exist_ok=True)  # some write files where they are
     done = subprocess.run(
         [sys.executable, str(script(program)), str(steps), *arguments],
+        cwd=UNDISTURBED,
         stdin=subprocess.DEVNULL,
         capture_output=True,
         env=environment(hooked=hooked, extra={**(extra or {}), "PHOS_TEST_PACE": "0"}),

@@ -15,7 +15,7 @@ from phosd.engine.criu.run.invocation import Owner
 from phosd.engine.program.declared import KEEP_FILES, declared_patterns
 from phosd.engine.program.tree import ProcessTree
 from phosd.engine.system import procfs
-from phosd.errors import Unsupported
+from phosd.errors import Reason, Unsupported
 
 
 class DeclaredFile(NamedTuple):
@@ -57,6 +57,7 @@ class DeclaredFiles:
             raise Unsupported(
                 f"what the program declared as its files cannot be saved: {answer.problems[0]}",
                 hint=f"the program goes on; start it with fewer ({KEEP_FILES})",
+                reason=Reason.PROCESS_STATE,
             )
         process = procfs.PROC / str(self._worker.pid)
         for found in answer.found:
