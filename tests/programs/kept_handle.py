@@ -11,6 +11,7 @@ from typing import Any
 
 from cuda.bindings import driver
 from gpu import Device, Report, ok, read
+from pairs import run_both
 from shared_pair import POSIX, WINDOW, Rank, map_memory, properties, receive
 
 AGAIN = 3
@@ -78,12 +79,7 @@ def first(peer: socket.socket) -> None:
 
 
 def main() -> None:
-    ours, theirs = socket.socketpair()
-    if os.fork() == 0:
-        ours.close()
-        second(theirs)
-    theirs.close()
-    first(ours)
+    run_both(first, second)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from typing import Any
 
 from cuda.bindings import driver
 from gpu import Device, Report, State, allocate, ok, read
+from pairs import run_both
 
 POSIX = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
 SIZE = 256 << 10
@@ -124,12 +125,7 @@ def main() -> None:
     if not PEER:
         first(None)
         return
-    ours, theirs = socket.socketpair()
-    if os.fork() == 0:
-        ours.close()
-        second(theirs)
-    theirs.close()
-    first(ours)
+    run_both(first, second)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from typing import Any
 
 from cuda.bindings import driver
 from gpu import Device, Report, State, ok, read
+from pairs import run_both
 
 POSIX = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
 WINDOW = 128 << 10
@@ -94,12 +95,7 @@ def first(peer: socket.socket) -> None:
 
 
 def main() -> None:
-    ours, theirs = socket.socketpair()
-    if os.fork() == 0:
-        ours.close()
-        second(theirs)
-    theirs.close()
-    first(ours)
+    run_both(first, second)
 
 
 if __name__ == "__main__":

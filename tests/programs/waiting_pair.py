@@ -11,6 +11,7 @@ import threading
 from cuda.bindings import driver
 from exchange import Rank
 from gpu import Device, Report, ok
+from pairs import run_both
 from shared_pair import POSIX, map_memory, properties, receive
 
 
@@ -53,12 +54,7 @@ def first(peer: socket.socket) -> None:
 
 
 def main() -> None:
-    ours, theirs = socket.socketpair()
-    if os.fork() == 0:
-        ours.close()
-        second(theirs)
-    theirs.close()
-    first(ours)
+    run_both(first, second)
 
 
 if __name__ == "__main__":

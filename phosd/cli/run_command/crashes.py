@@ -1,6 +1,7 @@
 """Count how often a program has crashed soon after it was restored from an image."""
 
 import json
+import os
 import signal
 import time
 from contextlib import suppress
@@ -21,6 +22,8 @@ _WANTED = (
     *(128 + number for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)),
 )
 _MOST_BYTES = 1 << 20
+_COMMON = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_WRITE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | _COMMON
 
 
 class Crashes:
@@ -44,13 +47,23 @@ class Crashes:
         counts = self._read()
         soon = time.monotonic() - restored_at < SOON
         counts[image] = counts.get(image, 0) + 1 if soon else 0
+        # The program may have had any folder for its output: no link of others is followed.
         with suppress(OSError):  # the next time it is tried from the same image again
-            self._path.write_text(json.dumps(counts))
+            file = os.open(self._path, _WRITE, 0o600)
+            try:
+                os.write(file, json.dumps(counts).encode())
+            finally:
+                os.close(file)
         return counts[image]
 
     def _read(self) -> dict[str, int]:
+        if self._path is None:
+            return {}
         with suppress(OSError, ValueError):
-            if self._path is not None and self._path.stat().st_size <= _MOST_BYTES:
-                found = json.loads(self._path.read_text())
-                return {str(image): int(count) for image, count in found.items()}
+            file = os.open(self._path, os.O_RDONLY | _COMMON)
+            try:
+                found = json.loads(os.read(file, _MOST_BYTES))
+            finally:
+                os.close(file)
+            return {str(image): int(count) for image, count in found.items()}
         return {}

@@ -4,6 +4,7 @@ import contextlib
 import os
 
 from phosd.engine.system import procfs
+from phosd.engine.system.variables import variable
 
 KEEP_FILES = "PHOS_KEEP_FILES"
 """The variable of a program with the folders, files and patterns, as ``PATH`` has folders."""
@@ -16,9 +17,7 @@ def declared_patterns(pid: int) -> tuple[str, ...]:
     with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):
         if procfs.namespace(pid, "mnt") != procfs.namespace(os.getpid(), "mnt"):
             return ()
-        for variable in procfs.environment(pid):
-            name, _, value = os.fsdecode(variable).partition("=")
-            if name == KEEP_FILES:
-                wanted = filter(os.path.isabs, value.split(os.pathsep))
-                return tuple(dict.fromkeys(wanted))[:_MOST]
+        value = os.fsdecode(variable(pid, KEEP_FILES) or b"")
+        wanted = filter(os.path.isabs, value.split(os.pathsep))
+        return tuple(dict.fromkeys(wanted))[:_MOST]
     return ()

@@ -137,11 +137,11 @@ def _settle_restore(node: Node, manifest: Manifest, since: int) -> str:
         return said or f"nothing had been restored; {_AGAIN}"
     finally:
         folder = node.store.image_folder(manifest.id)
-        for saved in saved_trees(manifest, folder):
-            mend(saved)
         for tree in manifest.trees:
             close_to_others(folder / tree.folder)
         remove_left(folder, {tree.folder for tree in manifest.trees})
+        for saved in saved_trees(manifest, folder):
+            mend(saved)
 
 
 def _settle_in_namespaces(node: Node, manifest: Manifest, since: int) -> str:

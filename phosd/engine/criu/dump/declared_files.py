@@ -6,6 +6,7 @@ reached by its links in ``/proc``, as those of the program are.
 """
 
 import contextlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple, Self
@@ -15,15 +16,16 @@ from phosd.engine.criu.run.invocation import Owner
 from phosd.engine.program.declared import KEEP_FILES, declared_patterns
 from phosd.engine.program.tree import ProcessTree
 from phosd.engine.system import procfs
+from phosd.engine.system.file_status import LOCAL
+from phosd.engine.system.mounts import mount_types
 from phosd.errors import Reason, Unsupported
 
 
 class DeclaredFile(NamedTuple):
-    """A file, a link to it as it was found, and the id of the mount that it is on."""
+    """A file, and a link to it as it was found."""
 
     path: str
     link: Path
-    mount: int
 
 
 class DeclaredFiles:
@@ -44,7 +46,8 @@ class DeclaredFiles:
         self._opened.close()
 
     def now(self) -> Iterator[DeclaredFile]:
-        """Yield the files that there are. The links of an earlier call are not valid any more.
+        """Yield the files that there are, on file systems of this machine. The links of an earlier
+        call are not valid any more.
 
         Raises :class:`Timeout` if their file systems do not answer, and :class:`Unsupported`.
         """
@@ -59,9 +62,10 @@ class DeclaredFiles:
                 hint=f"the program goes on; start it with fewer ({KEEP_FILES})",
                 reason=Reason.PROCESS_STATE,
             )
-        process = procfs.PROC / str(self._worker.pid)
+        process, kinds = procfs.PROC / str(self._worker.pid), mount_types(os.getpid())
         for found in answer.found:
             number = str(found.descriptor)
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it was killed
                 mount = int(procfs.fields_of(process / "fdinfo" / number)["mnt_id"])
-                yield DeclaredFile(found.path, process / "fd" / number, mount)
+                if kinds.get(mount) in LOCAL:
+                    yield DeclaredFile(found.path, process / "fd" / number)

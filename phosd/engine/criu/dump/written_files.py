@@ -110,11 +110,10 @@ def _written(tree: TreeResources, owner: Owner) -> Iterator[tuple[_Inode, _Writt
 
 
 def _declared(files: Iterable[DeclaredFile], owner: Owner) -> Iterator[tuple[_Inode, _Written]]:
-    kinds = mount_types(os.getpid())
     for file in files:
         with suppress(FileNotFoundError, ProcessLookupError):  # the worker has ended
             status = known_status(file.link)
-            if kinds.get(file.mount) in LOCAL and savable(status, owner):
+            if savable(status, owner):
                 found = _Written(file.path, file.link, status, mapped=False, declared=True)
                 yield _key(status), found
 

@@ -16,6 +16,7 @@ from phosd.engine.image.manifest import Process
 from phosd.engine.system import procfs
 from phosd.engine.system.privileges import Capability
 from phosd.engine.system.unkillable_reads import ABANDONABLE_THREADS
+from phosd.engine.system.variables import variable
 
 ENDING_TIMEOUT = 10.0
 """Seconds for killed processes to free their memory, and for parents to reap them."""
@@ -110,9 +111,8 @@ def end_restoring(trees: Collection[str], since: int) -> None:
 def carried(pid: int, name: str) -> str | None:
     """Return the value of a variable in the environment that a process began with, if it has it."""
     with contextlib.suppress(OSError):  # the process has ended
-        for each in procfs.environment(pid):
-            if each.startswith(f"{name}=".encode()):
-                return each.partition(b"=")[2].decode(errors="replace")
+        value = variable(pid, name)
+        return None if value is None else value.decode(errors="replace")
     return None
 
 
