@@ -20,7 +20,7 @@ from pathlib import Path
 from phosd.engine.criu.run.program import Criu
 from tests.support import harness
 from tests.support.harness import wait_until
-from tests.support.rotation import EVERYTHING
+from tests.support.rotation import times
 
 CHECKOUT = Path(__file__).parents[2]
 HOOK_FOLDER = {
@@ -33,7 +33,7 @@ HOOK_FOLDER = {
 FIRST_MAPPED = 100_000
 CRUN = CHECKOUT / "build/crun/bin/crun"
 """Where `make setup-containers` puts a crun that hands its settings on to CRIU."""
-ROUNDS = 20 if EVERYTHING else 1
+ROUNDS = times(1, everything=4, soak=20)
 """How often a container is saved while it runs on, saved and ended, and restored."""
 _NEEDED = ("/usr", "/etc", sys.base_prefix, sys.prefix, str(CHECKOUT))
 _READ_ONLY = [

@@ -25,6 +25,16 @@ REGRESSIONS = TESTS / "regressions.txt"
 T = TypeVar("T")
 
 EVERYTHING = os.environ.get("PHOS_TEST_ALL") == "1"
+SOAK = os.environ.get("PHOS_TEST_SOAK") == "1"
+
+
+def times(usual: int, *, everything: int, soak: int) -> int:
+    """Return how often a test does again what takes seconds: in ``make test``, ``make test-all``
+    and ``make soak``.
+    """
+    if SOAK:
+        return soak
+    return everything if EVERYTHING else usual
 
 
 def _seed() -> int:

@@ -26,6 +26,11 @@ from tests.support.rotation import TESTS
 ROOT = TESTS.parent
 TIMING_MODULES = TESTS / "timing-modules.txt"
 CORES = os.cpu_count() or 1
+AGAIN_AND_AGAIN = (
+    *(f"tests/node/checkpoint_restore/test_{name}.py" for name in ("ring", "polling", "held")),
+    "tests/system/containers",
+)
+"""What ask :func:`~tests.support.rotation.times` how often."""
 _PYTEST = (
     sys.executable,
     "tests/support/reaper.py",
@@ -87,9 +92,15 @@ def flake_hunt() -> Iterator[Round]:
 
 
 def soak() -> Iterator[Round]:
-    """Yield random programs, random moves, changed images, random kills (500), checkpoints whose
-    steps are delayed (2,000), changed files of CRIU (10,000) and thousands of jobs.
+    """Yield what is done again and again, random programs, random moves, changed images, random
+    kills (500), checkpoints whose steps are delayed (2,000), changed files of CRIU (10,000) and
+    thousands of jobs.
     """
+    yield Round(
+        "again and again",
+        [_tests(*AGAIN_AND_AGAIN)],
+        {"PHOS_TEST_ALL": "1", "PHOS_TEST_SOAK": "1"},
+    )
     faults = [f"tests/system/faults/test_{name}.py" for name in ("kills", "delays")]
     for number in range(1, 101):
         if number % 6 == 1:

@@ -17,6 +17,7 @@ from phosd.engine.program.discovery import discover_group
 from phosd.errors import Busy
 from tests.node.checkpoint_restore.conftest import Starter
 from tests.node.checkpoint_restore.cycle import AFTER, Undisturbed, bring_back, check
+from tests.node.checkpoint_restore.test_trouble import at_phase
 from tests.support import harness
 from tests.support.harness import wait_until
 from tests.support.records import naming
@@ -139,8 +140,7 @@ def test_a_kernel_that_runs_for_long_is_awaited_while_the_program_runs(
     hold = target.log.parent / "hold"
     hold.touch()
     wait_until(lambda: b"held" in target.log.read_bytes(), "the kernel to wait")
-    threading.Timer(1.5, hold.unlink).start()
-    progress = Progress()
+    progress = at_phase("quiesce", lambda _: threading.Timer(1.0, hold.unlink).start())
     image = checkpoint(node, target.pid, CheckpointOptions(mode="stop", deadline=60), progress)
     names = [phase.name for phase in progress.phases][:4]
     if way == "stream":

@@ -41,9 +41,9 @@ from tests.node.checkpoint_restore.test_fault_points import armed
 from tests.node.checkpoint_restore.test_trouble import at_phase
 from tests.node.criu.life import USER, Life, in_order
 from tests.support.harness import PROGRAMS, alive, wait_until
-from tests.support.rotation import EVERYTHING
+from tests.support.rotation import times
 
-TIMES = 40 if EVERYTHING else 3
+TIMES = times(3, everything=10, soak=40)
 RUNNING = driver_checkpoint.State.RUNNING
 
 

@@ -13,10 +13,10 @@ from phosd.engine.operations.resume import ResumeOptions, resume
 from phosd.engine.operations.suspend import SuspendOptions, suspend
 from tests.node.checkpoint_restore.conftest import Starter
 from tests.node.checkpoint_restore.cycle import Undisturbed, computes_right, run_cycle, save
-from tests.support.rotation import EVERYTHING
+from tests.support.rotation import times
 
 MODES = ("concurrent", "stop", "recopy")
-STORM = 200 if EVERYTHING else len(MODES)
+STORM = times(len(MODES), everything=15, soak=200)
 THREADS = 32
 
 

@@ -25,14 +25,15 @@ from tests.node.checkpoint_restore.cycle import (
 )
 from tests.node.checkpoint_restore.test_trouble import PHASES, at_phase, soon
 from tests.support.harness import children, halt, wait_until
-from tests.support.rotation import EVERYTHING
+from tests.support.rotation import SOAK, times
 
 RANKS = 4
 MODES = ("concurrent", "stop", "recopy")
-IN_PLACE, RESTORES = (200, 20) if EVERYTHING else (len(MODES), 1)
+IN_PLACE = times(len(MODES), everything=12, soak=200)
+RESTORES = times(1, everything=3, soak=20)
 
 pytestmark = pytest.mark.usefixtures("two_gpus")
-long_when_complete = pytest.mark.timeout(5400 if EVERYTHING else 600)
+long_when_complete = pytest.mark.timeout(5400 if SOAK else 600)
 
 
 @long_when_complete
