@@ -176,6 +176,12 @@ _TRAINING = {
         ("trainer", "--size", "large"),
         ("torch", "transformers", "accelerate"),
     ),
+    "trainer-checkpoints": Entry(
+        "HF Trainer, 2 workers, with checkpoints of its own",
+        "finetuned",
+        ("trainer", "--size", "small", "--checkpoint-every", "20"),
+        ("torch", "transformers", "accelerate"),
+    ),
     "accelerate": Entry(
         "Accelerate, 2 persistent workers",
         "finetuned",

@@ -132,7 +132,7 @@ class Trial:
         return seen
 
     def _started(self) -> Started:
-        words = _words(self._entry)
+        words = words_of(self._entry)
         if self._path:
             path = os.pathsep.join([*self._path, self._phos.environment["PYTHONPATH"]])
             words = ["env", f"PYTHONPATH={path}", *words]
@@ -195,7 +195,8 @@ def _reason(said: str) -> str:
     return _COMMAND_LINE.sub("", said)
 
 
-def _words(entry: Entry) -> list[str]:
+def words_of(entry: Entry) -> list[str]:
+    """Return the words that run an entry's program."""
     if entry.program.endswith(".cu"):
         return [str(_compiled(PROGRAMS / entry.program)), *entry.words]
     program = [str(PROGRAMS / f"{entry.program}.py"), *entry.words]

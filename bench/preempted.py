@@ -56,8 +56,11 @@ NAME = "bench"
 class Line:
     """The line that starts the program or goes on with it, and what it has shown so far."""
 
-    def __init__(self, phos: Phos, words: Sequence[str], folder: Path) -> None:
-        run = ("run", "--name", NAME, "--resume", "--on-term=save", "--", *words)
+    def __init__(
+        self, phos: Phos, words: Sequence[str], folder: Path, *options: str, name: str = NAME
+    ) -> None:
+        self._name = name
+        run = ("run", "--name", name, "--resume", "--on-term=save", *options, "--", *words)
         self._command = phos.command(*run)
         self._environment = phos.environment
         self._out, self._err = folder / "line.out", folder / "line.err"
@@ -75,12 +78,15 @@ class Line:
                 start_new_session=True,
             )
 
+    def said(self) -> str:
+        """Return what the line itself has said, and the program on its standard error."""
+        return self._err.read_text() if self._err.exists() else ""
+
     def program(self) -> int | None:
         """Return the first process of the program, by what the line has said last."""
-        said = self._err.read_text() if self._err.exists() else ""
-        told = re.findall(r"^phos: .*process (\d+)(?:;|$)", said, re.MULTILINE)
+        told = re.findall(r"^phos: .*process (\d+)(?:;|$)", self.said(), re.MULTILINE)
         pid = int(told[-1]) if told else 0
-        return pid if pid and name_of(pid) == NAME else None
+        return pid if pid and name_of(pid) == self._name else None
 
     def wait_for_a_step(self, relay: "subprocess.Popen[bytes]", since: int) -> None:
         """Wait for the first step from line ``since`` on."""

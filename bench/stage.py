@@ -113,14 +113,14 @@ def words_of(program: Sequence[str], *more: str) -> list[str]:
     return [sys.executable, str(path), *program[1:], *more]
 
 
-def undisturbed(words: Sequence[str], output: Path) -> list[Step]:
-    """Run a program to its end, without the hook and without phosd; return its steps."""
+def start_undisturbed(words: Sequence[str], output: Path) -> "subprocess.Popen[bytes]":
+    """Start a program without the hook and without phosd."""
     environment = python_environment()
     do_without_what_cannot_be_saved(environment)
     if cuda.is_software():
         prepend(environment, "LD_LIBRARY_PATH", cuda.software_gpu())
     with output.open("wb") as out:
-        process = subprocess.Popen(
+        return subprocess.Popen(
             words,
             stdin=subprocess.DEVNULL,
             stdout=out,
@@ -128,6 +128,11 @@ def undisturbed(words: Sequence[str], output: Path) -> list[Step]:
             env=environment,
             start_new_session=True,
         )
+
+
+def undisturbed(words: Sequence[str], output: Path) -> list[Step]:
+    """Run a program to its end, without the hook and without phosd; return its steps."""
+    process = start_undisturbed(words, output)
     shown = Shown(output)
     try:
         shown.follow(lambda: process.poll() is not None, "the undisturbed run")

@@ -1,10 +1,12 @@
 """Fine-tune a small language model of transformers, with the Trainer, Accelerate or PEFT.
 
     python finetuned.py trainer|accelerate|peft [--size small|large] [--steps N] [--save-every N]
+        [--checkpoint-every N]
 
 The Trainer and Accelerate have two data-loader workers. The weights are random, and so are the
 tokens; two runs with the same options print the same losses. With ``--save-every`` the program
-saves itself each so many steps, by phosd's adapter for the library.
+saves itself each so many steps, by phosd's adapter for the library. With ``--checkpoint-every`` the
+Trainer writes checkpoints of its own, and keeps the last two.
 """
 
 import argparse
@@ -50,7 +52,7 @@ def model(size: str) -> Any:
     return transformers.GPT2LMHeadModel(shape)
 
 
-def trainer(network: Any, steps: int, save_every: int) -> None:
+def trainer(network: Any, steps: int, save_every: int, checkpoint_every: int) -> None:
     """Train with the Trainer, whose loop is its own."""
     lines = Lines()
     callbacks = []
@@ -71,7 +73,9 @@ def trainer(network: Any, steps: int, save_every: int) -> None:
             per_device_train_batch_size=16,
             max_steps=steps or 1 << 30,
             dataloader_num_workers=2,
-            save_strategy="no",
+            save_strategy="steps" if checkpoint_every else "no",
+            save_steps=checkpoint_every or 500,
+            save_total_limit=2,
             logging_strategy="no",
             report_to=[],
             disable_tqdm=True,
@@ -129,6 +133,7 @@ def main() -> None:
     parser.add_argument("--size", choices=_SHAPES, default="small")
     parser.add_argument("--steps", type=int, default=0, help="0: until killed")
     parser.add_argument("--save-every", type=int, default=0, metavar="STEPS")
+    parser.add_argument("--checkpoint-every", type=int, default=0, metavar="STEPS")
     arguments = parser.parse_args()
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
     torch.manual_seed(1)
@@ -141,7 +146,7 @@ def main() -> None:
 
         told, points = own.Told(), own.steps(save_every).come_to
     if arguments.way == "trainer":
-        trainer(network, steps, save_every)
+        trainer(network, steps, save_every, arguments.checkpoint_every)
     elif arguments.way == "accelerate":
         with closing(accelerated(network, save_every)) as losses:
             print_lines(losses, steps)
