@@ -24,7 +24,8 @@ _COMMANDS = {
     "continue": "Let process PID go on, which `phos checkpoint --hold` has saved and holds.",
     "restore": "Run the program of IMAGE again from where it was, under its old pid.",
     "images": "List the images, oldest first; or tell all about IMAGE, and the device memory that "
-    "it holds, in the order in which it is loaded.",
+    "it holds, in the order in which it is loaded, and its files, with what restores have LEFT "
+    "beside them.",
     "note": "Write a note of IMAGE, a line that tells it apart; or show it.",
     "export": "Write IMAGE to FILE, which `phos import` reads on another machine; - is standard "
     "output.",
@@ -36,8 +37,8 @@ _COMMANDS = {
     "there is IMAGE, or begins with it, or the newest with this name.",
     "verify": "Read all of IMAGES and compare them with their digests, or rehearse their restores.",
     "rm": "Delete IMAGES for good.",
-    "prune": "Delete output of `phos run` that nothing needs any more, and with --images old "
-    "images.",
+    "prune": "Delete output of `phos run` that nothing needs any more, with --images old images, "
+    "and with --files what restores have left of a program's files.",
     "migrate": "Move process PID and its children to another GPU of this node.",
     "suspend": "Take process PID off its GPUs, with its children and all that share device memory "
     "with it.",

@@ -46,10 +46,24 @@ class OutputOptions(TypedDict, total=False):
     ]
 
 
+class LeftOptions(TypedDict, total=False):
+    """Which files that restores have left are removed."""
+
+    older: Annotated[float, Said("Those that were left so many seconds ago.", 0.0)]
+
+
 class PruneOptions(OutputOptions, total=False):
     """What is listed as no longer needed."""
 
     images: Annotated[float, Said("Images older than so many seconds, too.", otherwise="no images")]
+    files: Annotated[
+        float,
+        Said(
+            "Files that restores have left so many seconds ago, too: newer versions of those that "
+            "they have put back, and tails of those that they have cut.",
+            otherwise="no files",
+        ),
+    ]
     keep: Annotated[
         int,
         Said(

@@ -233,8 +233,9 @@ PRUNE_METHODS = (
         "PlanPruning",
         "s outputs",
         "a(sstts) things",
-        "List what nothing needs any more of what is the caller's: `image` or `output`, the id or "
-        "the name in the folder of outputs, bytes, time, why. Nothing is removed.",
+        "List what nothing needs any more of what is the caller's: `image`, `output` or `file`, "
+        "the id, the name in the folder of outputs or the path, bytes, time, why. Nothing is "
+        "removed.",
         list_options.PruneOptions,
         "prune",
     ),
@@ -246,6 +247,15 @@ PRUNE_METHODS = (
         "names of those that are gone.",
         list_options.OutputOptions,
         "prune",
+    ),
+    Method(
+        "RemoveFiles",
+        "as paths",
+        "as removed",
+        "Remove files that restores have left beside those that the caller's images hold, by path, "
+        "but those that a job may need. Returns the paths of those that are gone.",
+        list_options.LeftOptions,
+        "file-versions",
     ),
 )
 MANAGER = Interface(

@@ -116,6 +116,15 @@ IMAGE = Interface(
             "image-blocks",
         ),
         Method(
+            "ListFiles",
+            "",
+            "a(sta(stt)) files",
+            "List the files whose bytes the image holds: path, bytes, and what restores have left "
+            "beside it: path, bytes, and when it was left, in microseconds since the epoch.",
+            options.NoOptions,
+            "file-versions",
+        ),
+        Method(
             "SetNote",
             "s note",
             "",

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from phosd.engine.criu.dump.runtime_devices import RuntimeDevices
 from phosd.engine.criu.dump.runtime_dump import RuntimeDump
-from phosd.engine.criu.files.file_worker import Output
+from phosd.engine.criu.files.file_orders import Output, Version
 from phosd.engine.hook_client.link import HookBlock, Kernel, LaunchedKernel
 from phosd.engine.image.manifest import (
     CHUNK,
@@ -158,6 +158,8 @@ class FakeEngine:
     outputs: dict[int, list[Output]] = field(default_factory=dict)
     """The output folders of each user that nothing needs."""
     outputs_asked: list[tuple[int, Path, frozenset[str]]] = field(default_factory=list)
+    left: dict[int, list[Version]] = field(default_factory=dict)
+    """What restores have left beside the files of each user's images."""
     unreadable: dict[str, PhosError] = field(default_factory=dict)
     unwritten: list[str] = field(default_factory=list)
     noted: dict[str, str] = field(default_factory=dict)
@@ -450,6 +452,20 @@ class FakeEngine:
         left = [each for each in self.outputs.get(uid, ()) if each.name not in gone]
         self.outputs[uid] = left
         return gone
+
+    def left_files(self, uid: int, before: float, used: Collection[str]) -> list[Version]:
+        return [each for each in self.left.get(uid, ()) if each.left < before]
+
+    def remove_left_files(
+        self, uid: int, before: float, used: Collection[str], paths: Collection[str]
+    ) -> list[str]:
+        gone = [each for each in self.left_files(uid, before, used) if each.path in paths]
+        self.left[uid] = [each for each in self.left.get(uid, ()) if each not in gone]
+        return [each.path for each in gone]
+
+    def files_of(self, image: str) -> list[tuple[str, int, list[Version]]]:
+        left = self.left.get(self.image(image).owner, [])
+        return [(file, 4096, left) for file in sorted({each.file for each in left})]
 
     def close(self) -> None:
         """Do nothing: the fake holds no resources."""

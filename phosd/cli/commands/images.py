@@ -28,7 +28,8 @@ _PAGE = 5_000
 @click.argument("image", type=options.IMAGE, required=False)
 def images(settings: Settings, image: str | None) -> None:
     """List the images, oldest first; or tell all about IMAGE, and the device memory that it holds,
-    in the order in which it is loaded. SHARED is what of STORED an older image holds, too. An image
+    in the order in which it is loaded, and its files, with what restores have LEFT beside them.
+    SHARED is what of STORED an older image holds, too. An image
     in memory is being written to the disk; until it is durable, it is lost if the machine ends.
     Wherever an image is asked for, the beginning of its id will do, and latest is the newest one.
 
@@ -78,6 +79,7 @@ def _show(settings: Settings, image: str) -> None:
     with if_missing("NoSuchImage", f"there is no image {image}; `phos images` lists them"):
         row = _row(properties(settings, path, IMAGE))
         row["blocks"] = _blocks(settings, path)
+        row["files"] = [_file(*each) for each in ask(settings, path, IMAGE, "ListFiles")]
     if settings.json:
         settings.emit(row)
         return
@@ -113,6 +115,40 @@ def _show(settings: Settings, image: str) -> None:
         },
         spare=("SHARED", "STORED"),
     )
+    _show_files(settings, row["files"])
+
+
+def _show_files(settings: Settings, files: list[dict[str, Any]]) -> None:
+    """Show the files that an image holds, if any, and what restores have left of each."""
+    if not files:
+        return
+    settings.rows(
+        files,
+        {
+            "FILE": lambda file: file["path"],
+            "SIZE": lambda file: human_bytes(file["bytes"]),
+            "LEFT": lambda file: str(len(file["left"]) or ""),
+            "TAKES": lambda file: human_bytes(_left_bytes(file)) if file["left"] else "",
+            "LAST": lambda file: local_time(file["left"][-1]["time"]) if file["left"] else "",
+        },
+    )
+    if left := sum(_left_bytes(file) for file in files):
+        settings.say(
+            f"restores have left newer versions beside them, {human_bytes(left)}; "
+            "`phos prune --files 7d` deletes those that were left more than a week ago"
+        )
+
+
+def _file(path: str, size: int, left: list[tuple[str, int, int]]) -> dict[str, Any]:
+    versions = [
+        {"path": path, "bytes": size, "time": time_text(time)}
+        for path, size, time in sorted(left, key=lambda each: each[2])
+    ]
+    return {"path": path, "bytes": size, "left": versions}
+
+
+def _left_bytes(file: dict[str, Any]) -> int:
+    return sum(int(each["bytes"]) for each in file["left"])
 
 
 def _blocks(settings: Settings, path: str) -> list[dict[str, Any]]:

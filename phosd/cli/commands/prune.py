@@ -1,6 +1,8 @@
-"""Implement ``phos prune``: delete output folders and old images that nothing needs."""
+"""Implement ``phos prune``: delete what nothing needs: output folders, images, newer files."""
 
+import os
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import click
@@ -13,8 +15,9 @@ from phosd.client.text import human_bytes
 from phosd.client.times import local_time, time_text
 from phosd.units import duration
 
-_AT_ONCE = 200
-"""Names in a call, of which phosd takes 8 KiB."""
+_AT_ONCE = 7 << 10
+"""Bytes of names in a call, with those around each on D-Bus; phosd takes 8 KiB."""
+_AROUND = 8
 _LEAST_SECONDS = 60.0
 
 
@@ -61,10 +64,18 @@ def _age_of_output(
     "with a name (`phos run --name`) is one, as often as it was restored; of others each restored "
     "process is another one.",
 )
+@click.option(
+    "--files",
+    callback=_age,
+    metavar="AGE",
+    help="Also what restores have left beside the files of images for longer than this: newer "
+    "versions of those that they have put back, and ends of those that they have cut.",
+)
 @click.option("--dry-run", is_flag=True, help="List what would be deleted, and delete nothing.")
 @click.option("--yes", is_flag=True, help="Delete it without asking.")
 def prune(settings: Settings, dry_run: bool, yes: bool, **given: Any) -> None:
-    """Delete output of `phos run` that nothing needs any more, and with --images old images.
+    """Delete output of `phos run` that nothing needs any more, with --images old images, and with
+    --files what restores have left of a program's files.
 
     An output folder is needed as long as a program has it open, running or suspended, or an image
     would open it in a restore. Only what is yours is deleted, also if you are root. It is listed
@@ -75,6 +86,7 @@ def prune(settings: Settings, dry_run: bool, yes: bool, **given: Any) -> None:
       phos prune --dry-run
       phos prune --older 7d
       phos prune --images 30d --keep 2 --yes
+      phos prune --files 7d
     """
     folder = str(runs_folder().absolute())
     options = {name: value for name, value in given.items() if value is not None}
@@ -92,6 +104,7 @@ def prune(settings: Settings, dry_run: bool, yes: bool, **given: Any) -> None:
         spare=("WHY", "TIME"),
         empty="there is nothing to delete: no output"
         + (" and no image" if given["images"] is not None else "")
+        + (" and no file" if given["files"] is not None else "")
         + " that is old enough and that nothing needs",
     )
     if dry_run or not rows:
@@ -101,7 +114,9 @@ def prune(settings: Settings, dry_run: bool, yes: bool, **given: Any) -> None:
     images = [row["name"] for row in rows if row["kind"] == "image"]
     exit_code = settings.attempt("name", images, lambda image: _delete(settings, image))
     outputs = [thing[1] for thing in found if thing[0] == "output"]
-    if not _remove(settings, folder, outputs, given["older"]) and exit_code is Exit.DONE:
+    files = [row["name"] for row in rows if row["kind"] == "file"]
+    gone = _remove(settings, folder, outputs, given["older"])
+    if not (_remove_files(settings, files, given["files"]) and gone) and exit_code is Exit.DONE:
         exit_code = Exit.BUSY
     if exit_code is not Exit.DONE:
         sys.exit(exit_code)
@@ -136,18 +151,43 @@ def _remove(settings: Settings, folder: str, names: list[str], older: float) -> 
     needed: those of an image that could not be deleted are.
     """
     gone: list[str] = []
-    for begin in range(0, len(names), _AT_ONCE):
-        some = names[begin : begin + _AT_ONCE]
-        removed = call(settings, "RemoveOutputs", folder, some, older=older)
-        gone += removed
+    for some in _parts(names):
+        gone += call(settings, "RemoveOutputs", folder, some, older=older)
+    return _told(settings, "output", {f"{folder}/{name}": name in gone for name in names})
+
+
+def _remove_files(settings: Settings, paths: list[str], older: float | None) -> bool:
+    """Remove files that restores have left, and return whether all are gone."""
+    gone: list[str] = []
+    for some in _parts(paths):
+        gone += call(settings, "RemoveFiles", some, older=older)
+    return _told(settings, "file", {path: path in gone for path in paths})
+
+
+def _parts(names: list[str]) -> Iterator[list[str]]:
+    """Yield the names in parts that a call may have."""
+    part: list[str] = []
+    size = 0
     for name in names:
-        path = f"{folder}/{name}"
-        if name in gone:
-            _say(settings, "output", path)
+        its = len(os.fsencode(name)) + _AROUND
+        if part and size + its > _AT_ONCE:
+            yield part
+            part, size = [], 0
+        part.append(name)
+        size += its
+    if part:
+        yield part
+
+
+def _told(settings: Settings, kind: str, removed: dict[str, bool]) -> bool:
+    """Tell for each path whether it was removed; return whether all were."""
+    for path, gone in removed.items():
+        if gone:
+            _say(settings, kind, path)
         else:
             text = f"{path} is needed meanwhile, and stays"
             settings.tell(CommandError("Busy", text), name=path)
-    return len(gone) == len(names)
+    return all(removed.values())
 
 
 def _say(settings: Settings, kind: str, name: str) -> None:

@@ -41,6 +41,7 @@ _Limit = Annotated[int, msgspec.Meta(ge=1, le=20_000)]
 BlockRow = tuple[int, int, int, int, list[str]]
 KernelRow = tuple[str, str, int, bool]
 ImageBlockRow = tuple[int, int, int, int, int, int, int, int]
+FileRow = tuple[str, int, list[tuple[str, int, int]]]
 SampleRow = tuple[int, float, int, float, float]
 
 
@@ -228,6 +229,19 @@ class ImageMethods:
         manifest = view.manifest
         await self._rights.require_sight(caller, manifest.owner, f"image {manifest.id}")
         return await self._query_pool.run(caller.uid, _content, view, options)
+
+    @method("ListFiles")
+    async def list_files(self, caller: Caller, view: ImageView) -> list[FileRow]:
+        """List the files whose bytes the image holds: path, bytes, and what restores have left of
+        it: path, bytes, time.
+        """
+        manifest = view.manifest
+        await self._rights.require_sight(caller, manifest.owner, f"image {manifest.id}")
+        found = await self._query_pool.run(caller.uid, self._engine.files_of, manifest.id)
+        return [
+            (path, size, [(each.path, each.size, microseconds(each.left)) for each in left])
+            for path, size, left in found
+        ]
 
     @method("SetNote")
     async def set_note(self, caller: Caller, view: ImageView, note: str) -> None:

@@ -30,12 +30,19 @@ class OutputOptions(Options, frozen=True):
     older: Annotated[float, msgspec.Meta(ge=_NEW, le=1e10)] = 86_400.0
 
 
+class LeftOptions(Options, frozen=True):
+    """``older``: seconds since a restore has left a file."""
+
+    older: Age = 0.0
+
+
 class PruneOptions(OutputOptions, frozen=True):
     """``images``: images that are older than so many seconds, too; of each program the newest
-    ``keep`` good ones stay.
+    ``keep`` good ones stay. ``files``: files that restores have left so many seconds ago, too.
     """
 
     images: Age | None = None
+    files: Age | None = None
     keep: Annotated[int, msgspec.Meta(ge=0, le=1000)] = 1
 
 
@@ -56,8 +63,8 @@ class Pruning:
     async def plan_pruning(
         self, caller: Caller, outputs: str, options: PruneOptions
     ) -> list[ThingRow]:
-        """List what nothing needs any more of what is the caller's: image or output, id or name in
-        the folder of outputs, bytes, time, why; nothing is removed.
+        """List what nothing needs any more of what is the caller's: image, output or file; id,
+        name in the folder of outputs or path; bytes, time, why; nothing is removed.
         """
         used = in_use(self._jobs)
 
@@ -67,9 +74,10 @@ class Pruning:
             before = age_clock() - options.older
             found = self._engine.unneeded_outputs(caller.uid, _folder(outputs), before, gone)
             why = "no process and no image needs it"
-            return images + [
+            folders: list[ThingRow] = [
                 ("output", each.name, each.size, microseconds(each.written), why) for each in found
             ]
+            return images + folders + self._left_files(caller.uid, options, used)
 
         return await self._query_pool.run(caller.uid, plan)
 
@@ -87,6 +95,26 @@ class Pruning:
             before,
             frozenset(names),
         )
+
+    @method("RemoveFiles")
+    async def remove_files(
+        self, caller: Caller, paths: list[str], options: LeftOptions
+    ) -> list[str]:
+        """Remove files that restores have left beside those of the caller's images, by path; return
+        which are gone.
+        """
+        before = age_clock() - options.older
+        used, paths_of = in_use(self._jobs), frozenset(paths)
+        return await self._query_pool.run(
+            caller.uid, self._engine.remove_left_files, caller.uid, before, used, paths_of
+        )
+
+    def _left_files(self, uid: int, options: PruneOptions, used: set[str]) -> list[ThingRow]:
+        if options.files is None:
+            return []
+        found = self._engine.left_files(uid, age_clock() - options.files, used)
+        why = "a restore has put an older one in its place"
+        return [("file", each.path, each.size, microseconds(each.left), why) for each in found]
 
     def _old_images(self, uid: int, options: PruneOptions, used: set[str]) -> list[ThingRow]:
         if options.images is None:

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from phosd.engine.criu.dump.runtime_devices import RuntimeDevices
 from phosd.engine.criu.dump.runtime_dump import RuntimeDump
-from phosd.engine.criu.files.file_worker import Output
+from phosd.engine.criu.files.file_orders import Output, Version
 from phosd.engine.hook_client.link import HookBlock, Kernel
 from phosd.engine.image.manifest import Manifest
 from phosd.engine.job.affected import InterruptedJob
@@ -187,6 +187,21 @@ class Images(Protocol):
     def damaged(self) -> Mapping[str, PhosError]:
         """Return the images that :meth:`images` omits because they cannot be read, each with its
         error.
+        """
+
+    def left_files(self, uid: int, before: float, used: Collection[str]) -> list[Version]:
+        """Return what restores of a user's images, but for those ``used`` by jobs, have left beside
+        their files until ``before`` (seconds since the epoch). Raises ``Timeout``.
+        """
+
+    def remove_left_files(
+        self, uid: int, before: float, used: Collection[str], paths: Collection[str]
+    ) -> list[str]:
+        """Remove such files, and return which are gone. Raises ``Timeout``."""
+
+    def files_of(self, image: str) -> list[tuple[str, int, list[Version]]]:
+        """Return the files that an image holds: path, bytes, and what restores have left of it.
+        Raises ``NoSuchImage`` and ``Timeout``.
         """
 
     def image(self, image: str) -> Manifest:

@@ -3,6 +3,7 @@
 import logging
 import os
 import pwd
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -12,6 +13,8 @@ import msgspec
 
 from phosd.engine.criu.dump.runtime_devices import RuntimeDevices
 from phosd.engine.criu.dump.runtime_dump import RuntimeDump
+from phosd.engine.criu.files import file_versions
+from phosd.engine.criu.files.file_orders import Version
 from phosd.engine.criu.files.file_worker import Output
 from phosd.engine.criu.files.output_folders import Owner, remove_unneeded, unneeded
 from phosd.engine.hook_client.link import HookBlock, Kernel
@@ -151,6 +154,32 @@ class NodeEngine:
     ) -> list[str]:
         images = self._all_images()
         return _of_user(uid, lambda: remove_unneeded(folder, _user(uid), images, before, names))
+
+    def left_files(self, uid: int, before: float, used: Collection[str]) -> list[Version]:
+        theirs, needed = self._of(uid, used)
+        return _of_user(uid, lambda: file_versions.left(_user(uid), theirs, needed, before))
+
+    def remove_left_files(
+        self, uid: int, before: float, used: Collection[str], paths: Collection[str]
+    ) -> list[str]:
+        theirs, needed = self._of(uid, used)
+        return _of_user(
+            uid, lambda: file_versions.remove_left(_user(uid), theirs, needed, before, paths)
+        )
+
+    def _of(self, uid: int, used: Collection[str]) -> tuple[list[Manifest], list[Manifest]]:
+        """Return a user's images, and those among them that are in use."""
+        theirs = [image for image in self._node.store.list() if image.owner == uid]
+        return theirs, [image for image in theirs if image.id in used]
+
+    def files_of(self, image: str) -> list[tuple[str, int, list[Version]]]:
+        manifest = self.image(image)
+        uid, now = manifest.owner, time.time()
+        found = _of_user(uid, lambda: file_versions.left(_user(uid), [manifest], [], now))
+        return [
+            (path, size, [each for each in found if each.file == path])
+            for path, size in sorted(file_versions.files_of(manifest).items())
+        ]
 
     def _all_images(self) -> list[Manifest]:
         """Return the images. Raises :class:`ImageCorrupt` if one cannot be read: it may need

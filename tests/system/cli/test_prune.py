@@ -6,11 +6,12 @@ import pwd
 import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
-from phosd.engine.criu.files.file_worker import Output
+from phosd.engine.criu.files.file_orders import Output, Version
 from phosd.engine.image.manifest import Manifest
 from phosd.engine.system.procfs import boot_id, process_id
 from tests.support.fake_engine import manifest
@@ -73,6 +74,33 @@ def test_a_dry_run_lists_and_deletes_nothing(full: Service, tmp_path: Path) -> N
     ]
     assert full.engine.outputs_asked[-1][2] == {"a1", "mine1"}, "what they alone need goes along"
     assert len(full.engine.stored) == 6 and len(full.engine.outputs[0]) == 3
+
+
+def test_what_restores_have_left_of_files(full: Service) -> None:
+    """Long paths are removed in as many calls as that takes."""
+    now = time.time()
+    old = [f"/data/{'x' * 200}{number}.phos-newer-0a" for number in range(100)]
+    full.engine.left = {
+        0: [
+            *(Version(path, "/data/x", 1 << 20, now - 9 * DAY) for path in old),
+            Version("/data/x.phos-newer-1b", "/data/x", 4096, now - DAY),
+        ],
+        NOBODY: [Version("/data/y.phos-newer-1b", "/data/y", 4096, now - 9 * DAY)],
+    }
+    assert phos(full, "prune", "--yes").returncode == 0
+    assert len(full.engine.left[0]) == 101, "not unless it is said"
+    table = phos(full, "prune", "--dry-run", "--files", "7d").stdout
+    assert table.count("file") == 100 and "a restore has put an older one in its place" in table
+    done = phos(full, "prune", "--yes", "--files", "7d", "--json")
+    gone = [row["name"] for row in lines(done.stdout) if row.get("deleted")]
+    assert (done.returncode, gone) == (0, old)
+    assert [each.path for each in full.engine.left[0]] == ["/data/x.phos-newer-1b"]
+    assert len(full.engine.left[NOBODY]) == 1
+    shown = phos(full, "images", "mine1").stdout
+    assert "/data/x" in shown and "phos prune --files 7d" in shown
+    one: Any = lines(phos(full, "images", "mine1", "--json").stdout)[0]
+    (file,) = one["files"]
+    assert (file["path"], [left["bytes"] for left in file["left"]]) == ("/data/x", [4096])
 
 
 def test_it_asks_before_it_deletes(full: Service) -> None:

@@ -63,6 +63,7 @@ def test_the_manager_is_introspected_completely(service: Service) -> None:
         "DeleteImage": ["sa{sv}", ""],
         "PlanPruning": ["sa{sv}", "a(sstts)"],
         "RemoveOutputs": ["sasa{sv}", "as"],
+        "RemoveFiles": ["asa{sv}", "as"],
         "MakePidNamespace": ["sa{sv}", "u"],
         "GetProcess": ["u", "o"],
         "GetImage": ["s", "o"],

@@ -54,6 +54,28 @@ class Output(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     written: float
 
 
+class Versions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What restores have left beside ``files`` until ``before`` (epoch seconds).
+
+    ``remove`` has the paths of those to remove; if empty, they are only listed.
+    """
+
+    files: tuple[str, ...]
+    before: float
+    remove: tuple[str, ...] = ()
+
+
+class Version(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a restore has left of ``file`` at ``path``: bytes that it takes on the disk, and when it
+    was left (epoch seconds).
+    """
+
+    path: str
+    file: str
+    size: int
+    left: float
+
+
 class Hashed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A file of which the first ``size`` bytes are to be hashed."""
 
@@ -114,6 +136,7 @@ class Orders(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     outputs_made: tuple[OpenFile, ...] = ()
     mended: tuple[WrittenFile, ...] = ()
     declared: tuple[str, ...] = ()
+    versions: Versions | None = None
 
     @property
     def inherited(self) -> tuple[int, ...]:
@@ -134,9 +157,9 @@ class Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ``told`` says what is done, or would be, with files that are not as they were, and ``back`` are
     those that are put back. ``found`` are the files that were declared.
 
-    ``outputs`` are the folders found or removed. ``digests`` are empty for files that
-    cannot be read; ``closed`` are the folders in which the owner cannot make files, and ``inodes``
-    those of the files that exist.
+    ``outputs`` are the folders found or removed, and ``versions`` the files. ``digests`` are empty
+    for files that cannot be read; ``closed`` are the folders in which the owner cannot make files,
+    and ``inodes`` those of the files that exist.
     """
 
     problems: tuple[str, ...] = ()
@@ -148,3 +171,4 @@ class Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     told: tuple[str, ...] = ()
     back: tuple[str, ...] = ()
     found: tuple[Found, ...] = ()
+    versions: tuple[Version, ...] = ()

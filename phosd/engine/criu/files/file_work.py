@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
+from phosd.engine.criu.files import newer_versions
 from phosd.engine.criu.files.declared import opened_anew
 from phosd.engine.criu.files.file_bytes import copy_sparse, digest
 from phosd.engine.criu.files.file_comparison import (
@@ -47,6 +48,8 @@ def perform(orders: Orders) -> Answer:
             return Answer(outputs=tuple(_outputs(orders.outputs)))
         except OSError as error:
             return Answer((f"{orders.outputs.folder}: {error.strerror}",))
+    if orders.versions is not None:
+        return Answer(versions=tuple(newer_versions.found(orders.versions)))
     if orders.declared:
         return opened_anew(orders.declared)
     if orders.hashed or orders.folders:

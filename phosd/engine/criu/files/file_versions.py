@@ -1,0 +1,65 @@
+"""What restores have left beside the files of a user's images: newer versions, and tails."""
+
+from collections.abc import Collection, Iterable
+
+from phosd.engine.criu.files import file_worker
+from phosd.engine.criu.files.file_orders import Orders, Version, Versions
+from phosd.engine.criu.files.output_folders import Owner
+from phosd.engine.image.manifest import Manifest
+
+
+def files_of(image: Manifest) -> dict[str, int]:
+    """Return the files whose bytes an image holds, to be put back at a restore; with those bytes.
+    Files of a container are not among them.
+    """
+    return {
+        file.path: file.size
+        for tree in image.trees
+        if tree.details is not None
+        for file in tree.details.written_files
+    }
+
+
+def left(
+    owner: Owner, images: Iterable[Manifest], used: Iterable[Manifest], before: float
+) -> list[Version]:
+    """Return what restores of ``images`` have left until ``before`` (seconds since the epoch). What
+    restores of those in use have left is not among it: they may need it, to undo what they did.
+
+    Raises :class:`Internal` if the work fails, and :class:`Timeout` if the user's file system does
+    not answer.
+    """
+    return list(_work(owner, Versions(_paths(images, used), before)))
+
+
+def remove_left(
+    owner: Owner,
+    images: Iterable[Manifest],
+    used: Iterable[Manifest],
+    before: float,
+    paths: Collection[str],
+) -> list[str]:
+    """Remove those that ``paths`` names, and return which are gone. Raises as :func:`left`."""
+    if not paths:
+        return []
+    gone = _work(owner, Versions(_paths(images, used), before, remove=tuple(paths)))
+    return [each.path for each in gone]
+
+
+def _work(owner: Owner, versions: Versions) -> tuple[Version, ...]:
+    if not versions.files:
+        return ()
+    orders = Orders(*owner, mark="", versions=versions)
+    return file_worker.work(orders, file_worker.SHORT_TIMEOUT).versions
+
+
+def _paths(images: Iterable[Manifest], used: Iterable[Manifest]) -> tuple[str, ...]:
+    return tuple(sorted(_restored(images) - _restored(used)))
+
+
+def _restored(images: Iterable[Manifest]) -> set[str]:
+    """Return the files of which there may be versions: also those that a restore only cuts."""
+    trees = [tree.details for image in images for tree in image.trees if tree.details is not None]
+    written = {file.path for each in trees for file in each.written_files}
+    opened = {file.path for each in trees for file in each.open_files if file.write_only}
+    return written | opened
