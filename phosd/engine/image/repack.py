@@ -96,7 +96,7 @@ def _rewrite(store: "Store", wasteful: _Wasteful) -> int:
                 fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 return 0
-        point(Point.PACK_CREATE)
+        point(Point.COMPACT_CREATE)
         (number,) = store.new_pack_numbers(1)
         try:
             moved = _copy(store, wasteful, number)
@@ -109,7 +109,7 @@ def _rewrite(store: "Store", wasteful: _Wasteful) -> int:
         for image in wasteful.images:
             _replace(store, image, moved)
         store.require_unneeded({wasteful.number})
-        point(Point.DELETE_PACK)
+        point(Point.COMPACT_DELETE)
         store.pack_path(wasteful.number).unlink()
         private_files.sync_folder(store.disk.packs)
         return wasteful.size - store.pack_path(number).stat().st_size
@@ -142,7 +142,7 @@ def _copy(store: "Store", wasteful: _Wasteful, number: int) -> dict[_Place, Chun
                     chunk, pack=number, offset=at
                 )
                 at += size
-            point(Point.PACK_SYNC)
+            point(Point.COMPACT_SYNC)
             os.fsync(target)
     private_files.sync_folder(store.disk.packs)
     return moved
@@ -160,12 +160,12 @@ def _replace(store: "Store", image: Manifest, moved: Mapping[_Place, ChunkRef]) 
     partial = folder / "manifest.partial"
     partial.unlink(missing_ok=True)
     with private_files.space_errors(str(partial)):
-        point(Point.MANIFEST_WRITE)
+        point(Point.COMPACT_MANIFEST_WRITE)
         private_files.write_durably(
             partial, sealed(store.key.packed, msgspec.json.encode(manifest))
         )
     require_complete(manifest, folder, store.disk.pack_path)
-    point(Point.MANIFEST_RENAME)
+    point(Point.COMPACT_MANIFEST_RENAME)
     partial.rename(folder / MANIFEST)
-    point(Point.MANIFEST_SYNC)
+    point(Point.COMPACT_MANIFEST_SYNC)
     private_files.sync_folder(folder)

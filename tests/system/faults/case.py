@@ -25,6 +25,8 @@ RESTORE = tuple(
 REHEARSE = tuple(p for p in Point if p.startswith("rehearse-"))
 """Met by rehearsals (test_namespaces.py)."""
 DELETE = tuple(p for p in Point if p.startswith("delete-"))
+COMPACT = tuple(p for p in Point if p.startswith("compact-"))
+"""Met when a phosd has nothing else to do (tests/node/image/test_repack.py)."""
 MIGRATE = tuple(p for p in Point if p.startswith("migrate-") or p is Point.MOVER_FETCH)
 SUSPEND = tuple(p for p in Point if p.startswith("suspend-"))
 RESUME = tuple(p for p in Point if p.startswith("resume-"))
@@ -42,7 +44,7 @@ FILES = tuple(p for p in Point if p.startswith("files-"))
 SAFE_POINT = (Point.SAFE_POINT,)
 """Met by programs that have safe points."""
 _SPECIAL = (*FILES, *GROUP_STOP, *STANDING, *RUNTIME, *SAFE_POINT, *LARGE_MEMORY, *UNSEEN_GPU)
-_OF_IMAGES = (*WRITE_BACK, *REHEARSE, *DELETE, *TRANSFER)
+_OF_IMAGES = (*WRITE_BACK, *REHEARSE, *DELETE, *COMPACT, *TRANSFER)
 OTHERS = (*_OF_IMAGES, *HOOK, *RESTORE, *MIGRATE, *SUSPEND, *RESUME, *_SPECIAL)
 CHECKPOINT = tuple(p for p in Point if p not in OTHERS)
 FAILING = (Kind.RAISE, Kind.ENOSPC, Kind.SHORT)

@@ -5,6 +5,7 @@ from collections import Counter
 from phosd.engine.faults import Kind, Point
 from tests.system.faults.case import (
     CHECKPOINT,
+    COMPACT,
     DELETE,
     ENDING,
     FAILING,
@@ -29,7 +30,7 @@ from tests.system.faults.case import (
 def test_every_point_is_met_by_one_kind_of_job() -> None:
     moving = (*MIGRATE, *SUSPEND, *RESUME, *GROUP_STOP, *STANDING, *RUNTIME)
     special = (*SAFE_POINT, *LARGE_MEMORY, *UNSEEN_GPU)
-    images = (*DELETE, *WRITE_BACK, *TRANSFER, *REHEARSE, *FILES)
+    images = (*DELETE, *COMPACT, *WRITE_BACK, *TRANSFER, *REHEARSE, *FILES)
     met = Counter([*CHECKPOINT, *RESTORE, *moving, *special, *images, *HOOK])
     assert met == Counter(Point)
 
