@@ -247,6 +247,12 @@ class AsyncClient:
         """
         await self._call(await self._ask("GetImage", image), IMAGE, "SetNote", text)
 
+    async def report_crashes(self, image: str, count: int) -> None:
+        """Tell how often in a row the program has crashed soon after its restore from an image; 0:
+        it goes on. Restores do not depend on it.
+        """
+        await self._call(await self._ask("GetImage", image), IMAGE, "ReportCrashes", count)
+
     async def make_pid_namespace(self, socket: str, *, end: str = "") -> int:
         """Make a pid namespace, and return the pid of its first process. That is of this user, and
         connects to the abstract unix ``socket``, to be told what to start, as ``phos run`` does

@@ -134,6 +134,15 @@ IMAGE = Interface(
             options.NoOptions,
             "image-notes",
         ),
+        Method(
+            "ReportCrashes",
+            "u count",
+            "",
+            "Tell how often in a row the program has crashed soon after its restore from the "
+            "image, as `phos run --resume` does; 0: it goes on. For those who may restore it.",
+            options.NoOptions,
+            "crashes",
+        ),
     ),
     properties_of(records.Image),
 )

@@ -197,6 +197,13 @@ class Image:
     rehearsal_error: str = prop(
         "RehearsalError", "s", "Why that failed; empty: it did not.", private=True
     )
+    crashes: int = prop(
+        "Crashes",
+        "u",
+        "How often in a row its program has crashed within a minute of its restore from it; "
+        "`phos run --resume` leaves the image for the one before it after three.",
+        private=True,
+    )
 
 
 @dataclass(frozen=True)

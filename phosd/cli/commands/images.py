@@ -10,6 +10,7 @@ from phosd.bus import CallError, path_of
 from phosd.cli import options
 from phosd.cli.client import ask, if_missing, objects, properties
 from phosd.cli.names import resolve
+from phosd.cli.run_command.crashes import MOST, SOON
 from phosd.cli.settings import Settings, command
 from phosd.client.text import human_bytes
 from phosd.client.times import local_time, time_text
@@ -61,7 +62,7 @@ def images(settings: Settings, image: str | None) -> None:
             "STORED": lambda row: human_bytes(row["stored_bytes"]),
             "SHARED": lambda row: human_bytes(row["shared_bytes"]) if row["shared_bytes"] else "",
             "MODE": lambda row: row["mode"],
-            "STATE": lambda row: row["state"],
+            "STATE": _state,
             "VERIFIED": _verified,
             **({"REHEARSED": _rehearsed} if rehearsed else {}),
             **({"NOTE": _short_note} if noted else {}),
@@ -98,6 +99,7 @@ def _show(settings: Settings, image: str) -> None:
             "state": row["state"],
             "verified": _verified(row),
             "rehearsed": _rehearsal(row),
+            "crashes": _crashes(row),
             "note": _note(row),
             "output": ", ".join(row["output"]),
         }
@@ -174,6 +176,18 @@ def output_of(settings: Settings, image: str) -> str:
     return ", ".join(found.get("Output", []))
 
 
+def _state(row: dict[str, Any]) -> str:
+    return f"crashes ({row['crashes']})" if row["crashes"] else str(row["state"])
+
+
+def _crashes(row: dict[str, Any]) -> str:
+    """Return what came of the last restores by ``phos run --resume``; nothing if all was well."""
+    if not row["crashes"]:
+        return ""
+    left = "; `phos run --resume` takes the one before it" if row["crashes"] >= MOST else ""
+    return f"{row['crashes']} times in a row within {SOON:.0f} s of its restore{left}"
+
+
 def _damage(row: dict[str, Any]) -> str:
     return "" if row["whole"] in (None, True) else "  (DAMAGED: it cannot be restored)"
 
@@ -238,4 +252,5 @@ def _row(image: dict[str, Any]) -> dict[str, Any]:
         "note": image.get("Note") or None,
         "rehearsed": time_text(image["Rehearsed"]) if image.get("Rehearsed") else None,
         "rehearsal_error": image.get("RehearsalError") or None,
+        "crashes": image.get("Crashes", 0),
     }

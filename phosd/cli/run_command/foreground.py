@@ -143,8 +143,16 @@ class Foreground:
         """Say that the program has crashed soon after it was restored, and what follows."""
         from phosd.cli.run_command.crashes import MOST, SOON, Crashes
         from phosd.cli.run_command.resuming import folder_of, label
+        from phosd.client import Client
 
-        count = Crashes(folder_of(image)).ended(image.id, restored_at, code)
+        crashes = Crashes(folder_of(image))
+        before, count = crashes.of(image.id), crashes.ended(image.id, restored_at, code)
+        if (now := crashes.of(image.id)) != before:
+            try:
+                with Client(self._settings.bus) as client:
+                    client.report_crashes(image.id, now)
+            except PhosError as error:  # the image may be gone by now, or phosd
+                self._settings.note(f"phos: phosd was not told of the crash: {error}")
         if count:
             then = "goes on from the one before it" if count >= MOST else "tries it again"
             self._settings.note(

@@ -3,6 +3,7 @@
 import array
 import contextlib
 import os
+import select
 import socket
 import time
 from collections.abc import Iterable, Sequence
@@ -89,6 +90,14 @@ class Channel:
             self._socket.detach()
         else:
             self._socket.close()
+
+    def await_end(self, patience: float) -> None:
+        """Wait until the peer has closed its end, at most ``patience`` seconds; what it sends
+        instead is left to :meth:`close`.
+        """
+        ends = select.poll()
+        ends.register(self._socket, select.POLLRDHUP)
+        ends.poll(patience * 1000)
 
     def request(
         self, type_: Type, payload: bytes, descriptors: Sequence[int], patience: float

@@ -159,6 +159,10 @@ class HookConnection:
         with contextlib.suppress(OSError):  # it has ended, or something is mounted there
             place.clear_the_way(procfs.status(self.pid).uids[1])
 
+    def _await_end(self, patience: float) -> None:
+        if self._channel is not None:
+            self._channel.await_end(patience)
+
     def _count(self, type_: Type, payload: bytes = b"", descriptors: Sequence[int] = ()) -> int:
         with self._decoding(type_):
             return int(unpack(U64, self._ask(type_, payload, descriptors))[0])

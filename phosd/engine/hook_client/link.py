@@ -72,6 +72,8 @@ __all__ = [
 _Row = TypeVar("_Row")
 
 _MAX_MS = (1 << 32) - 1
+_CLOSES = 1.0
+"""Seconds that a hook may take to close its end, on a busy machine, too."""
 LONGEST_WAIT = 0.002
 """Seconds that a hook may wait for the program's rest before it answers, at most."""
 
@@ -330,8 +332,13 @@ class HookLink(HookConnection):
             return math.inf
 
     def detach(self) -> None:
-        """Ask the hook to close its sockets until :meth:`reattach`; the connection ends."""
+        """Ask the hook to close its sockets until :meth:`reattach`; the connection ends.
+
+        The hook closes its end after it has answered, and until then a runtime's CRIU would refuse
+        the process for it.
+        """
         self._ask(Type.DETACH)
+        self._await_end(_CLOSES)
         self.close()
 
     def stats(self) -> str:

@@ -58,18 +58,18 @@ def compose(config: Config, engine: Engine, connection: Connection, history: His
         lambda job: manager.job_ended(job),
     )
     jobs = JobTable(reports.listener(), history.next_job(), config.job_limits)
-    checkpoints = Checkpoints(
-        engine, history, jobs, reports.write_down, lambda pid: inventory.gpus_of(pid)
-    )
-    verifications = Verifications(engine, history, jobs, reports.write_down)
+    write_down = reports.write_down
+    checkpoints = Checkpoints(engine, history, jobs, write_down, lambda pid: inventory.gpus_of(pid))
+    verifications = Verifications(engine, history, jobs, write_down)
     periodic = Periodic(
         *(checkpoints, jobs, history, config.periodic),
         lambda target: inventory.renew(target.pid),
         lambda target: inventory.suspended(target.pid),
         verifications.rehearse_next,
     )
-    of_processes = ProcessMethods(engine, history, rights, query_pool, lambda: analyses.wake())
-    of_images = ImageMethods(engine, rights, query_pool, lambda: inventory.refresh_images())
+    parts = (engine, history, rights, query_pool)
+    of_processes = ProcessMethods(*parts, lambda: analyses.wake())
+    of_images = ImageMethods(*parts, lambda: inventory.refresh_images())
     interfaces = ObjectInterfaces(
         serve(PROCESS, PROCESS_READERS, of_processes),
         serve(IMAGE, IMAGE_READERS, of_images),
@@ -83,7 +83,6 @@ def compose(config: Config, engine: Engine, connection: Connection, history: His
     own = OwnCheckpoints(
         config.runtime_dir, engine, checkpoints, jobs, rights, query_pool, inventory.knows
     )
-    write_down = reports.write_down
     runtimes = RuntimeCheckpoints(config.runtime_dir, engine, history, jobs, write_down)
     manager = Manager(
         *(config, engine, history, journal, tree, jobs, periodic, own, runtimes, query_pool),

@@ -5,11 +5,11 @@ import logging
 import math
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 
 from phosd.bus import ROOT
 from phosd.engine.hook_client import places
-from phosd.engine.image.manifest import Manifest
 from phosd.engine.image.usage import SharedChunks
 from phosd.engine.node.gpus import GpuInfo
 from phosd.engine.program.process import GpuProcess
@@ -175,15 +175,21 @@ class Inventory:
         notes = await asyncio.to_thread(self._engine.notes)
         verified = await asyncio.to_thread(self._history.verified)
         rehearsed = await asyncio.to_thread(self._history.rehearsed)
+        crashes = await asyncio.to_thread(self._history.crashes)
         shared = await asyncio.to_thread(self._shared_chunks.of, manifests)
         current = {}
         for manifest, chunks in zip(manifests, shared, strict=True):
             path = image_path(manifest.id)
-            found = verified.get(manifest.id, (0.0, False))
-            near, note = manifest.id in in_memory, notes.get(manifest.id, "")
-            last = rehearsed.get(manifest.id, (0.0, ""))
-            image = self._image(path, manifest, chunks, found, note, last, in_memory=near)
-            current[path] = image
+            new = ImageView(
+                manifest,
+                *verified.get(manifest.id, (0.0, False)),
+                shared=chunks,
+                in_memory=manifest.id in in_memory,
+                note=notes.get(manifest.id, ""),
+                rehearsed=rehearsed.get(manifest.id, (0.0, "")),
+                crashes=crashes.get(manifest.id, 0),
+            )
+            current[path] = self._known(path, new)
         for path in self.images.keys() - current.keys():
             self._tree.withdraw(path)
             self._tree.signal(ROOT, "ImageRemoved", path)
@@ -203,27 +209,11 @@ class Inventory:
         for process in self.processes.values():
             self.renew(process.pid)
 
-    def _image(
-        self,
-        path: str,
-        manifest: Manifest,
-        shared: bytes,
-        found: tuple[float, bool],
-        note: str,
-        rehearsed: tuple[float, str],
-        *,
-        in_memory: bool,
-    ) -> ImageView:
-        """Return the existing view, which caches its sizes, unless something has changed.
-
-        ``shared`` are the chunks that older images have, ``found`` is the result of the last
-        verification.
-        """
-        known = self.images.get(path) or ImageView(manifest)
-        same = (known.verified, known.verified_ok, known.shared, known.in_memory, known.note)
-        if (*same, known.rehearsed) == (*found, shared, in_memory, note, rehearsed):
-            return known
-        return ImageView(manifest, *found, shared, in_memory, note, rehearsed)
+    def _known(self, path: str, new: ImageView) -> ImageView:
+        """Return the existing view, which caches its sizes, unless something has changed."""
+        known = self.images.get(path)
+        same = known is not None and replace(new, manifest=known.manifest) == known
+        return known if known is not None and same else new
 
     async def look_again(self) -> None:
         """Look for processes, and for GPUs whatever the sampling period: a job has moved something,

@@ -75,6 +75,7 @@ IMAGE_READERS: Mapping[str, Callable[[ImageView], object]] = {
     "VerifiedWhole": lambda view: view.verified_ok,
     "Rehearsed": lambda view: microseconds(view.rehearsed[0]),
     "RehearsalError": lambda view: view.rehearsed[1],
+    "Crashes": lambda view: view.crashes,
 }
 GPU_READERS: Mapping[str, Callable[[GpuInfo], object]] = {
     "Ordinal": lambda gpu: gpu.ordinal,

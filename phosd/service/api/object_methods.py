@@ -209,11 +209,13 @@ class ImageMethods:
     def __init__(
         self,
         engine: Engine,
+        history: History,
         rights: Rights,
         query_pool: QueryPool,
         look_again: Callable[[], Awaitable[None]],
     ) -> None:
         self._engine = engine
+        self._history = history
         self._rights = rights
         self._query_pool = query_pool
         self._look_again = look_again
@@ -253,6 +255,21 @@ class ImageMethods:
             caller, Action.DELETE, view.manifest.owner, f"image {image}", image=image
         )
         await self._query_pool.run(caller.uid, self._engine.set_note, image, note)
+        await self._look_again()
+
+    @method("ReportCrashes")
+    async def report_crashes(self, caller: Caller, view: ImageView, count: int) -> None:
+        """Tell how often in a row the program has crashed soon after its restore from the image; 0:
+        it goes on.
+        """
+        image, owner = view.manifest.id, view.manifest.owner
+        await self._rights.require(caller, Action.RESTORE, owner, f"image {image}", image=image)
+
+        def record() -> None:
+            self._history.crashed(image, owner, count)
+            self._history.flush()
+
+        await self._query_pool.run(caller.uid, record)
         await self._look_again()
 
 

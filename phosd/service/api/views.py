@@ -57,7 +57,8 @@ class ImageView:
     ``shared`` has a byte for each of its chunks, in the order of its blocks: 1 if an older image
     has it, too; or nothing if none has any. ``in_memory``: it is not on the disk yet. ``note``:
     what its owner has written of it. ``rehearsed``: when its restore was rehearsed
-    last, and why it would have failed.
+    last, and why it would have failed. ``crashes``: how often in a row its program has crashed soon
+    after its restore.
     """
 
     manifest: Manifest
@@ -67,6 +68,7 @@ class ImageView:
     in_memory: bool = False
     note: str = ""
     rehearsed: tuple[float, str] = (0.0, "")
+    crashes: int = 0
 
     @property
     def state(self) -> str:

@@ -340,6 +340,21 @@ class History:
         )
         return {row["id"]: (row["rehearsed"], str(row["rehearsal"])) for row in rows}
 
+    def crashed(self, image: str, owner: int, count: int) -> None:
+        """Record how often in a row the program has crashed soon after its restore from an image of
+        user id ``owner``; 0: it goes on.
+        """
+        row = {"id": image, "crashes": count}
+        self._database.record(lambda db: db["images"].upsert(row, pk="id"))
+        if count:
+            text = f"the program has crashed soon after its restore, {count} times in a row"
+            self.event(Event("crash", image, text, Severity.WARNING, owner))
+
+    def crashes(self) -> dict[str, int]:
+        """Return how often in a row programs have crashed so, by image, if they have."""
+        rows = self._database.recall("select id, crashes from images where crashes > 0")
+        return {row["id"]: row["crashes"] for row in rows}
+
     def query(self, sql: str, params: Any = ()) -> list[Row]:
         """Return the rows of a reading statement. Raises :class:`Internal` when the file cannot be
         read.

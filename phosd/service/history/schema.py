@@ -185,3 +185,9 @@ def m008_rehearsals(db: Any) -> None:
     """
     db["images"].add_column("rehearsed", float)
     db["images"].add_column("rehearsal", str)
+
+
+@migrations()
+def m009_crashes(db: Any) -> None:
+    """Add how often in a row a program has crashed soon after its restore from an image."""
+    db["images"].add_column("crashes", int)

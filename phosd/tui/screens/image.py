@@ -117,6 +117,7 @@ class ImageScreen(NodeScreen):
             f"\nmode {plain(image.mode + why)}{wrong}; stopped for {seconds(image.stop_seconds)}"
             f"\nGPU {plain(chips) or 'none'}; {plain(image.state)}; verified: {verified}"
             f"\nparents: {self._parents()}"
+            f"{_crashes(image)}"
             f"{f'{chr(10)}note: {plain(image.note)}' if image.note else ''}",
             "",
         )
@@ -182,3 +183,9 @@ def _share(block: Content) -> Cell:
         return "none", "dim"
     share = block.shared / max(block.stored, 1)
     return f"{bar(share, _BAR)} {share:.0%} {human_bytes(block.shared)}"
+
+
+def _crashes(image: Image) -> str:
+    if not image.crashes:
+        return ""
+    return f"\nits program has crashed soon after its restore, {image.crashes} times in a row"

@@ -40,7 +40,7 @@ class ImagesScreen(NodeScreen):
             Column("STOP", 8, lambda i: seconds(i.stop_seconds) if i.stop_seconds else "",
                    lambda i: i.stop_seconds, right=True, rank=8),
             Column("MODE", 10, lambda i: plain(i.mode), lambda i: i.mode, rank=3),
-            Column("STATE", 9, lambda i: plain(i.state), lambda i: i.state, rank=4),
+            Column("STATE", 9, _state, lambda i: (i.crashes, i.state), rank=4),
             Column("VERIFIED", 13, lambda i: image_work.verified_cell(self, i),
                    lambda i: (i.whole is None, i.whole, -(i.verified or 0.0))),
             Column("PARENT", 22, lambda i: plain(i.parent), lambda i: i.parent, rank=9),
@@ -110,6 +110,10 @@ class ImagesScreen(NodeScreen):
     def action_image_details(self) -> None:
         if self.table.current is not None:
             self.app.push_screen(ImageScreen(self.table.current))
+
+
+def _state(image: Image) -> Cell:
+    return ("crashes", "bad") if image.crashes else plain(image.state)
 
 
 def _shared(image: Image) -> Cell:

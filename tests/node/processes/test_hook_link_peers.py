@@ -16,7 +16,7 @@ from phosd.engine.hook_client import distrust, wire
 from phosd.engine.hook_client.distrust import Distrusted, Peer
 from phosd.engine.hook_client.link import HookLink
 from phosd.engine.hook_client.places import socket_path
-from phosd.engine.hook_client.wire import BlockFlag, Type
+from phosd.engine.hook_client.wire import HEADER, REPLY, BlockFlag, Type
 from phosd.engine.system import procfs
 from phosd.engine.system.procfs import ProcessId
 from phosd.errors import Internal, NoSuchProcess, NotAuthorized, PhosError, Timeout
@@ -156,6 +156,37 @@ def test_a_full_queue_is_no_missing_hook(runtime: Path) -> None:
 
 
 # -- detach and wake ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("closes", [True, False])
+def test_a_detached_hook_holds_no_connection(runtime: Path, closes: bool) -> None:
+    """It closes its own after its answer, which is waited for, though not for ever."""
+    path = socket_path(runtime, os.getpid())
+    path.parent.mkdir(parents=True)
+    closed: list[float] = []
+
+    def run(listener: socket.socket) -> None:
+        connection, _ = listener.accept()
+        with connection:
+            request = connection.recv(HEADER.size)
+            magic, version, type_, sequence = HEADER.unpack(request)[:4]
+            connection.sendall(HEADER.pack(magic, version, type_ | REPLY, sequence, 0, 0, 0))
+            if closes:
+                time.sleep(0.3)
+                closed.append(time.monotonic())
+            else:
+                connection.recv(1)
+
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        hook = threading.Thread(target=run, args=(listener,))
+        hook.start()
+        began = time.monotonic()
+        HookLink(os.getpid(), runtime).connect().detach()
+        took = time.monotonic() - began
+        assert bool(closed) == closes and 0.3 < took < 5.0
+        hook.join(10)
 
 
 def sleeping_hook(runtime: Path, until_gone: Path) -> threading.Thread:

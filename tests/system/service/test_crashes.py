@@ -108,6 +108,13 @@ def test_an_image_from_which_it_crashes_is_left_for_the_one_before(
             assert line.start(*words).wait(60) == 9, line.said
             then = "goes on from the one before it" if number == 3 else "tries it again"
             assert f"60 s of its restore, {number} of 3 times; the same command {then}" in line.said
+            last = phos(bus, tmp_path, "images")[-1]
+            assert (last["number"], last["crashes"]) == (2, number)
+        events = phos(bus, tmp_path, "events", "--severity", "warning")
+        told = [str(row["text"]) for row in events if row["kind"] == "crash"]
+        assert [text.rpartition("restore, ")[2] for text in sorted(told)] == [
+            f"{number} times in a row" for number in (1, 2, 3)
+        ]
         (tmp_path / "bad").unlink()
         assert line.start(*words).wait(120) == 0, line.said
         assert "phos: an older image is taken, since bert@2" in line.said

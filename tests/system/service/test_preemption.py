@@ -232,7 +232,7 @@ def holder_of(pid: int) -> Iterator[None]:
 
 
 def said_again(line: Line, times: int) -> bool:
-    return line.said.count("again") == times
+    return line.said.splitlines().count("again") == times
 
 
 def test_the_loop_of_a_shell(bus: str, tmp_path: Path) -> None:

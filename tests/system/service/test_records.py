@@ -116,6 +116,7 @@ def test_migrations_run_once_and_are_recorded(tmp_path: Path) -> None:
         "m006_nobody_read_them",
         "m007_reasons",
         "m008_rehearsals",
+        "m009_crashes",
     ]
     assert {
         "_sqlite_migrations",
