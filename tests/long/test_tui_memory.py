@@ -11,13 +11,13 @@ from textual.pilot import Pilot
 
 from phosd.client.records import Image, Job, Record
 from phosd.tui.node import Update
-from tests.support.rotation import EVERYTHING
+from tests.support.rotation import times
 from tests.support.tui.fakes import FEATURES, NOW, fake_node, gpu, image, job, process
 from tests.support.tui.opened import opened, run
 from tests.unit.tui.test_events import row
 
 THINGS, EVENTS_A_SECOND = 40, 20
-MINUTES = 60 if EVERYTHING else 16
+MINUTES = times(16, everything=16, soak=60)
 """How long the screens are open, of which a quarter is for caches to fill up."""
 
 

@@ -38,7 +38,7 @@ RIGHTS = ("--pid=host", "--security-opt=seccomp=unconfined", "--cap-add=ALL")
 FEWEST = (
     *RIGHTS[:-1],
     "--cap-drop=ALL",
-    "--cap-add=SYS_PTRACE,SYS_ADMIN,SYS_CHROOT,DAC_OVERRIDE",
+    "--cap-add=SYS_PTRACE,SYS_ADMIN,SYS_CHROOT,DAC_OVERRIDE,CHOWN",
 )
 """What it says is enough to suspend and resume."""
 

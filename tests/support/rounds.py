@@ -29,6 +29,9 @@ CORES = os.cpu_count() or 1
 AGAIN_AND_AGAIN = (
     *(f"tests/node/checkpoint_restore/test_{name}.py" for name in ("ring", "polling", "held")),
     "tests/system/containers",
+    "tests/system/service/test_crashes.py",
+    "tests/native/analysis/test_oracle.py",
+    "tests/long/test_tui_memory.py",
 )
 """What ask :func:`~tests.support.rotation.times` how often."""
 _PYTEST = (
@@ -121,7 +124,7 @@ def soak() -> Iterator[Round]:
             yield Round(
                 f"changed files of CRIU {number // 10}",
                 [_tests("tests/node/criu/test_image_fuzz.py")],
-                {"PHOS_TEST_ALL": "1", "PHOS_TEST_SEED": str(4000 + number)},
+                {"PHOS_TEST_ALL": "1", "PHOS_TEST_SOAK": "1", "PHOS_TEST_SEED": str(4000 + number)},
             )
             yield Round(
                 f"changed images {number // 10}",

@@ -18,13 +18,13 @@ from typing import Any
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-from tests.support.rotation import SHORT
+from tests.support.rotation import EVERYTHING, SHORT
 
 TESTS = Path(__file__).parent.parent
 ISOLATED = Path(__file__).with_name("isolated.sh")
-RECORDED = TESTS / "durations.json"
+RECORDED = TESTS / ("durations-of-all.json" if EVERYTHING else "durations.json")
 """Seconds of each module when they were last recorded (``--record-durations``), and of its tests
-that are not short, what is set up for them included.
+that are not short, what is set up for them included; of `make test-all` in a file of its own.
 """
 FAILED = TESTS.parent / "build" / "logs" / "failed-tests.log"
 WHOLE = 45.0

@@ -8,6 +8,7 @@ from pathlib import Path
 from phosd.engine.system import mounts, procfs
 from phosd.engine.system.own_folders import TRIES, freed, squatted
 from phosd.engine.system.thread_ids import as_owner, as_user
+from phosd.errors import Reason, Unsupported
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class Place:
                     parent = self.parent.stat()
                     with as_user(parent.st_uid, parent.st_gid):
                         self.folder.mkdir(mode=0o700)
-                    os.chown(self.folder, self.uid, -1, follow_symlinks=False)
+                    self._give()
             if (found := self.opened()) is not None:
                 return found
             if theirs:
@@ -56,6 +57,18 @@ class Place:
             if not freed(self.folder):
                 break
         raise squatted(self.folder if self.status is None else Path(self.text).parent)
+
+    def _give(self) -> None:
+        """Give the folder, which was just made, to the user."""
+        try:
+            os.chown(self.folder, self.uid, -1, follow_symlinks=False)
+        except PermissionError as error:
+            self.folder.rmdir()
+            raise Unsupported(
+                f"phosd may not give a folder to user {self.uid}, in which the user's hooks listen",
+                hint="phosd lacks CAP_CHOWN: start its service, or its container, with it",
+                reason=Reason.NO_HOOK,
+            ) from error
 
 
 def opened_folder(folder: Path, uid: int) -> int | None:

@@ -20,8 +20,8 @@ MODULE = 0x1234
 
 
 def check(name: str, made: Callable[[int], generator.Kernel], folder: Path) -> Counter[str]:
-    """Play kernels of one run, or 50 times as many in a run of everything, and count verdicts."""
-    seeds = rotation.seeds(name, KERNELS, whole=50 * KERNELS)
+    """Play kernels of one run, or many times as many in a run of everything; count verdicts."""
+    seeds = rotation.seeds(name, KERNELS, whole=rotation.times(1, everything=15, soak=50) * KERNELS)
     counts: Counter[str] = Counter()
     wrong: list[str] = []
     for first in range(0, len(seeds), KERNELS):

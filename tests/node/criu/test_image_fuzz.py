@@ -29,14 +29,14 @@ from phosd.engine.system import procfs
 from phosd.errors import PhosError
 from tests.node.criu.life import COUNTER, Life, wait_for
 from tests.support.criu_images import ImageFile, mutate
-from tests.support.rotation import seeds
+from tests.support.rotation import seeds, times
 
 FUZZED = 100_000 + 2 * os.getpid()
 """The user of this run's programs alone: all that is theirs is from the restore."""
 OTHER = FUZZED + 1
 MUTATIONS = 25
 """Restores of one saved program."""
-ROUNDS = seeds("image fuzz", 1, whole=40)
+ROUNDS = seeds("image fuzz", 1, whole=times(1, everything=15, soak=40))
 DEADLINE = 5.0
 MOST = DEADLINE + 25
 """Seconds: a restore is given up at its deadline, and then ended."""

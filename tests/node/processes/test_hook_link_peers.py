@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 
 from phosd import unix_sockets
-from phosd.engine.hook_client import distrust, wire
+from phosd.engine.hook_client import distrust, places, wire
 from phosd.engine.hook_client.distrust import Distrusted, Peer
 from phosd.engine.hook_client.link import HookLink
 from phosd.engine.hook_client.places import socket_path
 from phosd.engine.hook_client.wire import HEADER, REPLY, BlockFlag, Type
 from phosd.engine.system import procfs
 from phosd.engine.system.procfs import ProcessId
-from phosd.errors import Internal, NoSuchProcess, NotAuthorized, PhosError, Timeout
+from phosd.errors import Internal, NoSuchProcess, NotAuthorized, PhosError, Timeout, Unsupported
 from tests.support.fake_hook import Answer, blocks, fake_hook, files, hello, open_files
 from tests.support.hanging_folder import hanging_folder
 from tests.support.lingering import lingering
@@ -367,3 +367,19 @@ def test_thousands_that_are_distrusted_cost_little_and_are_forgotten(
     for pid in range(1001, 3000):
         distrust.distrust(Peer(ProcessId(pid, 1)))
     assert len(distrust._processes) <= distrust._FEW + 1
+
+
+def test_a_phosd_that_may_not_give_folders_says_so(
+    runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a container without CAP_CHOWN; nothing is left in the place of the user's folder."""
+
+    def refused(*_: object, **__: object) -> None:
+        raise PermissionError
+
+    place = places.place_outside(runtime, os.getpid())
+    place.folder.parent.mkdir(parents=True, exist_ok=True)
+    monkeypatch.setattr(os, "chown", refused)
+    with pytest.raises(Unsupported, match="phosd may not give a folder to user 0, in which"):
+        place.made()
+    assert not place.folder.exists()

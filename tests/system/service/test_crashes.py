@@ -17,7 +17,7 @@ import pytest
 
 from phosd.engine.program.tree import scan
 from tests.support.harness import PROGRAMS, run_to_end
-from tests.support.rotation import EVERYTHING
+from tests.support.rotation import times
 from tests.system.service.test_end_to_end import phos, phosd
 from tests.system.service.test_preemption import Line, nothing_left
 
@@ -35,7 +35,7 @@ runpy.run_path({str(PROGRAMS / "single.py")!r}, run_name="__main__")
 """
 """It ends with 9 soon after there is a file ``bad``."""
 PROGRAM = PROGRAMS / "bookkeeper.py"
-CRASHES = 10 if EVERYTHING else 3
+CRASHES = times(3, everything=5, soak=10)
 STEPS = 200 * CRASHES
 
 
