@@ -34,6 +34,11 @@ if [ "${1:-}" = boot ]; then
 fi
 [ "${1:-}" != release ] || tool lintian lintian
 [ "${1:-}" != image ] || tool buildah buildah
+# From Debian 13 on neither buildah nor podman begins anything without it.
+case "${1:-}$(cat /etc/debian_version)" in
+    image12* | containers12*) ;;
+    image* | containers*) need "test -x /usr/lib/podman/netavark" netavark ;;
+esac
 tool runc runc
 tool iptables iptables # CRIU calls iptables-restore for a container with a network of its own
 tool ssh-keygen openssh-client

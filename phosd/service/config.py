@@ -30,7 +30,7 @@ from phosd.service.config_values import (
     read,
     schema,
 )
-from phosd.service.jobs.limits import MOST_JOBS, JobLimits, UserLimits, limits_of
+from phosd.service.jobs.limits import MOST_JOBS, JobLimits, KeptFile, UserLimits, limits_of
 from phosd.service.jobs.schedule import PeriodicRule
 
 DEFAULT_FILE = Path("/etc/phos/phosd.toml")
@@ -148,6 +148,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         tuple[UserLimits, ...],
         about("Quotas and retention of images. The first rule that matches a user applies."),
     ] = ()
+    files: Annotated[
+        tuple[KeptFile, ...],
+        about("Files that are saved with programs, open or not. All that match a user apply."),
+    ] = ()
 
     @property
     def memory_tier_limit(self) -> SizeOrShare:
@@ -191,6 +195,7 @@ _RULES: dict[str, tuple[type[msgspec.Struct], str, tuple[str, ...]]] = {
         *(UserLimits, "say what the limits are"),
         ("quota", "keep", "keep_each", "keep_days", "keep_bytes"),
     ),
+    "files": (KeptFile, "say which", ("path",)),
 }
 """The class of each kind of ``[[tables]]``, and the keys of which a table needs one, and why."""
 

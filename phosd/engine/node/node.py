@@ -21,6 +21,7 @@ from phosd.engine.node.staging import Staging
 from phosd.engine.node.suspend_store import SuspendStore
 from phosd.engine.node.suspended import Register, Suspended
 from phosd.engine.program import process
+from phosd.engine.program.declared import KeptFiles
 from phosd.engine.program.process import GpuProcess
 from phosd.engine.program.stopped import StoppedProcesses
 from phosd.engine.system import memory_mount, unsandboxed
@@ -50,6 +51,8 @@ class NodeConfig:
     """Whether to use a driver whose checkpoint is known to end programs."""
     memory_tier: int = 0
     """Host memory for images, which are written to the disk afterwards; 0: to the disk at once."""
+    kept_files: KeptFiles = ()
+    """Files that are saved with the programs of users, open or not."""
 
     @property
     def memory_tier_dir(self) -> Path:

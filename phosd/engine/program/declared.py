@@ -1,7 +1,10 @@
-"""Which files a program was started with as its own (``phos run --keep-files``)."""
+"""Which files belong to a program, open or not: it was started with them (``phos run
+--keep-files``), or the administrator has said so for its user (``[[files]]``).
+"""
 
 import contextlib
 import os
+from collections.abc import Sequence
 
 from phosd.engine.system import procfs
 from phosd.engine.system.variables import variable
@@ -12,12 +15,21 @@ _MOST = 64
 """Entries of the variable that count."""
 
 
-def declared_patterns(pid: int) -> tuple[str, ...]:
-    """Return what the program has declared; nothing for one that sees other files than we."""
+KeptFiles = Sequence[tuple[int | None, str]]
+"""Folders, files and patterns, each with the user id to whose programs it belongs; None: to those
+of all users.
+"""
+
+
+def declared_patterns(pid: int, uid: int, kept: KeptFiles = ()) -> tuple[str, ...]:
+    """Return what the program of user ``uid`` has declared, and what is ``kept`` of that user's
+    programs; nothing for one that sees other files than we.
+    """
     with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):
         if procfs.namespace(pid, "mnt") != procfs.namespace(os.getpid(), "mnt"):
             return ()
         value = os.fsdecode(variable(pid, KEEP_FILES) or b"")
-        wanted = filter(os.path.isabs, value.split(os.pathsep))
+        wanted = [path for user, path in kept if user in (None, uid)]
+        wanted += filter(os.path.isabs, value.split(os.pathsep))
         return tuple(dict.fromkeys(wanted))[:_MOST]
     return ()

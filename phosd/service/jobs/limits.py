@@ -7,7 +7,16 @@ from typing import Annotated
 
 import msgspec
 
-from phosd.service.config_values import Days, Images, LargeSize, Size, Truth, UserId, about
+from phosd.service.config_values import (
+    AbsolutePath,
+    Days,
+    Images,
+    LargeSize,
+    Size,
+    Truth,
+    UserId,
+    about,
+)
 
 MOST_JOBS = 64
 """Most jobs that run at the same time: each has a thread."""
@@ -86,6 +95,17 @@ class UserLimits(msgspec.Struct, frozen=True):
 
 
 NO_LIMITS = UserLimits()
+
+
+class KeptFile(msgspec.Struct, frozen=True):
+    """Files that are saved with a user's programs: a ``[[files]]`` table."""
+
+    path: Annotated[
+        AbsolutePath,
+        about("""A folder with all in it, a file, or a pattern (`/data/*/runs`). What of it is the
+            user's own is saved with each of the user's programs, open or not."""),
+    ]
+    user: Annotated[UserId | None, about("With whose programs; by default everybody's.")] = None
 
 
 def limits_of(rules: Iterable[UserLimits], user: int) -> UserLimits:

@@ -87,6 +87,7 @@ class NodeEngine:
                 callback_deadline=config.callback_deadline,
                 shadow_limit=config.shadow_limit,
                 memory_tier=config.memory_tier_limit.of(total_memory()),
+                kept_files=[(each.user, str(each.path)) for each in config.files],
             )
         )
         self._kernels = KernelAnalysis(self._node, config.analysis_limits)

@@ -280,6 +280,24 @@ def test_what_was_declared(pattern: str, uid: int, lives: Callable[[int], Life])
     assert len(newer(kept / "deep" / "older")) == saved
 
 
+@pytest.mark.parametrize("user", [None, USER, USER + 1])
+def test_what_the_administrator_keeps(user: int | None, lives: Callable[[int], Life]) -> None:
+    """What belongs to all users, or to one."""
+    life = lives(USER)
+    (life.home / "closed").write_text("as it was")
+    os.chown(life.home / "closed", USER, USER)
+    life.start(COUNTER)
+    life.counts_on()
+    life.dump(kept=[(user, str(life.home / "clos*"))])
+    life.kill()
+    (life.home / "closed").write_text("changed")
+    life.restore().settle()
+    life.counts_on()
+    saved = user != USER + 1
+    assert (life.home / "closed").read_text() == ("as it was" if saved else "changed")
+    assert len(newer(life.home / "closed")) == saved
+
+
 def test_more_is_declared_than_can_be_saved(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(901):
         (life.home / str(number)).touch()

@@ -14,7 +14,7 @@ from phosd.service import config as configuration
 from phosd.service import main
 from phosd.service.config import Config, ConfigError, json_schema, load
 from phosd.service.config_values import size
-from phosd.service.jobs.limits import NO_LIMITS, UserLimits, limits_of
+from phosd.service.jobs.limits import NO_LIMITS, KeptFile, UserLimits, limits_of
 from phosd.service.jobs.schedule import PeriodicRule
 from tests.support.fake_engine import this_process
 from tests.support.service import phosd
@@ -54,6 +54,13 @@ quota = 0
 keep_each = 2
 keep_days = 7
 keep_bytes = "1G"
+
+[[files]]
+path = "/srv/*/runs"
+
+[[files]]
+path = "/home/ann"
+user = "nobody"
 """
 
 
@@ -77,6 +84,10 @@ def test_a_configuration_is_read(tmp_path: Path) -> None:
         limits=(
             UserLimits(user=1000, quota=1 << 40, keep=3, keep_last=False),
             UserLimits(quota=0, keep_each=2, keep_days=7.0, keep_bytes=10**9),
+        ),
+        files=(
+            KeptFile(Path("/srv/*/runs")),
+            KeptFile(Path("/home/ann"), user=pwd.getpwnam("nobody").pw_uid),
         ),
         periodic=(
             PeriodicRule(every=600.0, command="python *train.py*"),
@@ -247,6 +258,18 @@ def test_mistakes_in_limits_of_users_are_told_with_their_lines(tmp_path: Path) -
     ]
 
 
+def test_mistakes_in_files_are_told_with_their_lines(tmp_path: Path) -> None:
+    path = tmp_path / "phosd.toml"
+    path.write_text('[[files]]\nuser = "root"\n[[files]]\npath = "runs"\n')
+    with pytest.raises(ConfigError) as raised:
+        load(path)
+    assert [problem.removeprefix(f"{path}:") for problem in raised.value.problems] == [
+        '1: files.path: is missing; write for example "/srv/phos"',
+        "1: files: say which: `path`",
+        '4: files.path: "runs" is not an absolute path; write for example "/srv/phos"',
+    ]
+
+
 def test_whose_limits_hold() -> None:
     mine, everybodys = UserLimits(user=7, keep=1), UserLimits(quota=5)
     assert limits_of((mine, everybodys), 7) == mine
@@ -308,7 +331,7 @@ def test_the_schema_says_what_the_file_may_have() -> None:
     assert schema == json_schema()
     assert {*schema["properties"]} == {*Config.__struct_fields__}
     described = [*schema["properties"].values()]
-    for rules in ("periodic", "limits"):
+    for rules in ("periodic", "limits", "files"):
         items = schema["properties"][rules]["items"]
         assert items["additionalProperties"] is False
         described += items["properties"].values()
@@ -322,7 +345,7 @@ def test_texts_that_are_read_fit_the_schema() -> None:
     settings = tomllib.loads(GOOD)
     tables = [
         (schema[name]["items"]["properties"], rule)
-        for name in ("periodic", "limits")
+        for name in ("periodic", "limits", "files")
         for rule in settings.pop(name)
     ]
     for properties, table in [(schema, settings), *tables]:

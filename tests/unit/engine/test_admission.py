@@ -129,7 +129,9 @@ def group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CheckpointGroup:
 
 
 def needs(monkeypatch: pytest.MonkeyPatch, *, host: int = 0, cpu: int = 0, gpu: int = 0) -> None:
-    monkeypatch.setattr(admission, "_estimate", lambda group, mode: admission.Needs(host, cpu, gpu))
+    monkeypatch.setattr(
+        admission, "_estimate", lambda group, mode, kept: admission.Needs(host, cpu, gpu)
+    )
 
 
 def test_a_disk_that_is_too_small(

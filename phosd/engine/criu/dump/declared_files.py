@@ -1,4 +1,4 @@
-"""Find the files that a program was started with as its own (``phos run --keep-files``).
+"""Find the files that belong to a program whether it has them open or not.
 
 Nothing of them need be open: a checkpoint of a training is written and closed. The owner's worker
 walks the folders, with the owner's rights, and keeps the files open that it finds; here they are
@@ -13,7 +13,7 @@ from typing import NamedTuple, Self
 
 from phosd.engine.criu.files.file_worker import SHORT_TIMEOUT, Orders, Worker
 from phosd.engine.criu.run.invocation import Owner
-from phosd.engine.program.declared import KEEP_FILES, declared_patterns
+from phosd.engine.program.declared import KEEP_FILES, KeptFiles, declared_patterns
 from phosd.engine.program.tree import ProcessTree
 from phosd.engine.system import procfs
 from phosd.engine.system.file_status import LOCAL
@@ -29,11 +29,13 @@ class DeclaredFile(NamedTuple):
 
 
 class DeclaredFiles:
-    """Those of a program. Inside the context the worker stands by, if anything was declared."""
+    """Those of a program, with what is ``kept`` for its user. Inside the context the worker stands
+    by, if there is anything.
+    """
 
-    def __init__(self, tree: ProcessTree) -> None:
+    def __init__(self, tree: ProcessTree, kept: KeptFiles = ()) -> None:
         self._owner = Owner.of(tree)
-        self._patterns = declared_patterns(tree.root.pid)
+        self._patterns = declared_patterns(tree.root.pid, self._owner.uid, kept)
         self._opened = contextlib.ExitStack()
         self._worker: Worker | None = None
 
@@ -59,7 +61,8 @@ class DeclaredFiles:
         if answer.problems:
             raise Unsupported(
                 f"what the program declared as its files cannot be saved: {answer.problems[0]}",
-                hint=f"the program goes on; start it with fewer ({KEEP_FILES})",
+                hint=f"the program goes on; start it with fewer ({KEEP_FILES}); see [[files]] in "
+                "phosd.toml",
                 reason=Reason.PROCESS_STATE,
             )
         process, kinds = procfs.PROC / str(self._worker.pid), mount_types(os.getpid())

@@ -34,6 +34,7 @@ from phosd.engine.criu.run.tree_resources import TreeResources
 from phosd.engine.image.cpu_manifest import CpuDetails
 from phosd.engine.image.manifest import FileDigest, Tree
 from phosd.engine.job.cancellation import Cancellation
+from phosd.engine.program.declared import KeptFiles
 from phosd.engine.program.tree import ProcessTree, scan
 from phosd.engine.system import procfs
 from phosd.engine.system.native import criu_plugins
@@ -55,6 +56,7 @@ class DumpOptions:
     is given, CRIU leaves the tree stopped by SIGSTOP, after that was called with the frozen tree.
     ``checkpointed`` are the processes that the driver has checkpointed when the tree is dumped.
     ``held``: it does so only while CRIU holds their threads (:mod:`phosd.engine.criu.run.tracers`).
+    ``kept`` are files that belong to programs of users, open or not.
     """
 
     tcp: str = "refuse"
@@ -63,6 +65,7 @@ class DumpOptions:
     stopping: Callable[[ProcessTree], object] | None = None
     checkpointed: frozenset[int] = frozenset()
     held: bool = False
+    kept: KeptFiles = ()
 
 
 @dataclass(frozen=True)
@@ -146,7 +149,7 @@ class Dump:
             held = self._options.checkpointed & set(self._tree.pids)
             if held and self._options.held:
                 self.tracer = Tracer(lambda: held, self._options.deadline)
-            declared = stack.enter_context(DeclaredFiles(self._tree))
+            declared = stack.enter_context(DeclaredFiles(self._tree, self._options.kept))
             parts = self._parts(running_tree, Output(self._tree, plan), declared)
             self._parts_of_dump = stack.enter_context(Parts(parts))
             with contextlib.ExitStack() as begun:

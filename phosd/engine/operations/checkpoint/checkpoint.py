@@ -194,6 +194,7 @@ class _Checkpoint:
             checkpointed=frozenset(self.group.gpu_pids),
             held=choice.mode == "driver",
             stopping=standing.expect if self.options.stands else None,
+            kept=self.node.config.kept_files,
         )
 
     def _complete(
