@@ -148,7 +148,7 @@ test: begin-test setup lint native-test tidy python-test
 
 test-all: export PHOS_TEST_ALL := 1
 test-all: begin-test setup setup-slurm lint native-test tidy deb image wheel build/wheelhouse build/.release-packages \
-	build/.s3-packages build/.container-packages build/criu-protos python-test
+	build/.s3-packages build/.container-packages build/.disk-packages build/criu-protos python-test
 
 begin-test:
 	@mkdir -p $(LOGS)
@@ -185,6 +185,10 @@ test-boot: build build/.boot-packages
 
 build/.release-packages: packaging/system_packages.sh
 	@packaging/system_packages.sh release
+	@touch $@
+
+build/.disk-packages: packaging/system_packages.sh
+	@packaging/system_packages.sh disks
 	@touch $@
 
 build/.image-packages: packaging/system_packages.sh

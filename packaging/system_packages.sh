@@ -1,8 +1,8 @@
 #!/bin/sh
-# system_packages.sh [boot | release | image | containers | slurm]: install the system packages that
+# system_packages.sh [boot | release | image | containers | slurm | disks]: install the system packages that
 # are missing, and only those; with `boot` also what the tests in a booted system need, with `release`
 # what checks the package, with `image` what makes the OCI image, with `containers` the runtimes whose
-# containers are tested, with `slurm` that and its headers.
+# containers are tested, with `slurm` that and its headers, with `disks` what makes file systems.
 # Prints one line.
 set -eu
 
@@ -50,6 +50,10 @@ if [ "${1:-}" = slurm ]; then
     tool munged munge
     tool slurmctld slurm-wlm
     need "test -f /usr/include/slurm/spank.h" libslurm-dev
+fi
+if [ "${1:-}" = disks ]; then
+    tool mkfs.xfs xfsprogs
+    tool mkfs.btrfs btrfs-progs
 fi
 need "ls /usr/share/keyrings/debian-archive-keyring.*" debian-archive-keyring
 

@@ -23,12 +23,18 @@ def criu() -> Criu:
 
 
 @pytest.fixture
-def lives(criu: Criu, tmp_path: Path) -> Iterator[Callable[[int], Life]]:
+def disk() -> Path:
+    """A folder on a disk; /tmp may be memory."""
+    return Path("/var/tmp")
+
+
+@pytest.fixture
+def lives(criu: Criu, tmp_path: Path, disk: Path) -> Iterator[Callable[[int], Life]]:
     """Makes a :class:`Life` for a user id; everything of it is gone afterwards."""
     made: list[Life] = []
 
     def make(uid: int = 0) -> Life:
-        home = Path(tempfile.mkdtemp(prefix="phos-test-", dir="/var/tmp"))  # /tmp may be memory
+        home = Path(tempfile.mkdtemp(prefix="phos-test-", dir=disk))
         home.chmod(0o755)
         os.chown(home, uid, uid)
         private = tmp_path / f"private{len(made)}"

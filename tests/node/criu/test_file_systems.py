@@ -1,0 +1,46 @@
+"""Files come back on other file systems, too: on XFS, and on btrfs, whose mappings show another
+device than the files have.
+"""
+
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.node.criu.test_written_files import (
+    test_a_kill_while_it_is_put_back,
+    test_it_finds_what_it_had_written,
+    test_what_was_declared,
+)
+from tests.support.rotation import EVERYTHING
+
+__all__ = [
+    "test_a_kill_while_it_is_put_back",
+    "test_it_finds_what_it_had_written",
+    "test_what_was_declared",
+]
+
+pytestmark = pytest.mark.skipif(not EVERYTHING, reason="`make test-all` installs mkfs for them")
+SIZE = 400 << 20
+
+
+@pytest.fixture(scope="module", params=["xfs", "btrfs"])
+def disk(request: pytest.FixtureRequest) -> Iterator[Path]:
+    """A file system of its own, in a file, where users may come."""
+    place = Path(tempfile.mkdtemp(prefix="phos-disk-", dir="/var/tmp"))
+    place.chmod(0o755)
+    image, mounted = place / "image", place / "mounted"
+    image.touch()
+    with image.open("r+b") as file:
+        file.truncate(SIZE)
+    subprocess.run([f"mkfs.{request.param}", "-q", image], check=True)
+    mounted.mkdir()
+    subprocess.run(["mount", "-o", "loop", image, mounted], check=True)
+    try:
+        yield mounted
+    finally:
+        subprocess.run(["umount", mounted], check=True)
+        shutil.rmtree(place)
