@@ -159,7 +159,8 @@ def test_a_snapshot_fails(case: Case) -> None:
             os.kill(mover, signal.SIGKILL)
     outcome = plant.end_of(job)
     if case.kind is Kind.SHORT:
-        assert (outcome, plant.last()["mode"]) == ("done", "recopy")
+        found = outcome, plant.last()["mode"]
+        assert found == ("done", "recopy"), plant.said().decode(errors="replace")
     else:
         assert outcome == "failed"
     plant.stop()

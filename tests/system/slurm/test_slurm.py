@@ -347,7 +347,7 @@ def test_a_job_array_of_which_one_has_no_gpu_program(
         images = phos(bus, place, "images")
     for element in elements[:2]:
         jobs.require_right(element)
-    assert len({str(image["name"]) for image in images}) == 2
+    assert len({str(image["name"]) for image in images}) == 2, [*map(cluster.output, elements)]
 
 
 @seldom
