@@ -30,6 +30,7 @@ AGAIN_AND_AGAIN = (
     *(f"tests/node/checkpoint_restore/test_{name}.py" for name in ("ring", "polling", "held")),
     "tests/system/containers",
     "tests/system/service/test_crashes.py",
+    "tests/system/faults/test_files.py",
     "tests/native/analysis/test_oracle.py",
     "tests/long/test_tui_memory.py",
 )
