@@ -9,7 +9,13 @@ from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
 
-from phosd.cli.run_command.scontrol import SlurmError, is_preempted, job_fields, scontrol
+from phosd.cli.run_command.scontrol import (
+    SlurmError,
+    address_of,
+    is_preempted,
+    job_fields,
+    scontrol,
+)
 from phosd.units import duration
 
 DEFAULT = 90.0
@@ -70,7 +76,7 @@ def _until_preempted_job_ends(job: str) -> float:
     """Return the seconds from now to the end of a job that is preempted, after which KillWait
     begins; 0 if it is not.
     """
-    fields = job_fields(job, seconds=_SLURM_SECONDS)
+    fields = job_fields(address_of(job), seconds=_SLURM_SECONDS)
     if not is_preempted(fields):
         return 0.0
     try:

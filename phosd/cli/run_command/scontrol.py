@@ -10,6 +10,14 @@ class SlurmError(Exception):
     """Slurm does not tell, or refuses; the text says why."""
 
 
+def address_of(job: str) -> str:
+    """Return what the controller knows the job of this process by, whose id is ``job``, and no
+    other: the id of one job of an array is that of the array, too.
+    """
+    array, task = (os.environ.get(f"SLURM_ARRAY_{name}") for name in ("JOB_ID", "TASK_ID"))
+    return f"{array}_{task}" if array and task else job
+
+
 def scontrol(*words: str, seconds: float) -> str:
     """Return what ``scontrol`` prints within ``seconds``. Raises :class:`SlurmError`."""
     return _run("scontrol", *words, seconds=seconds)

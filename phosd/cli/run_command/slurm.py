@@ -26,6 +26,7 @@ from phosd.cli.run_command.job_images import JobImages, Saved
 from phosd.cli.run_command.relay import SAVED
 from phosd.cli.run_command.scontrol import (
     SlurmError,
+    address_of,
     end_script,
     is_preempted,
     job_fields,
@@ -58,9 +59,12 @@ was requeued in it a second time, whenever it ends next."""
 
 @dataclass(frozen=True)
 class SavingStep:
-    """The step of a job that is to be saved. ``run`` is how often the job was requeued."""
+    """The step of a job that is to be saved. ``address`` is what the controller knows the job by,
+    ``run`` how often it was requeued.
+    """
 
     job: str
+    address: str
     run: str
     node: str
     images: JobImages | None
@@ -141,10 +145,10 @@ class SavingStep:
         if not saved.image or self.images is None:
             raise _unsupported(
                 f"{name} was saved on node {saved.node}, and its image is not on this one, "
-                f"{self.node}; run the job there (`scontrol requeuehold {self.job}`, "
-                f"`scontrol update JobId={self.job} ReqNodeList={saved.node}`, `scontrol release "
-                f"{self.job}`), or bring the image here (`phos push`, `phos pull`); with "
-                "`--phos-images` jobs do so"
+                f"{self.node}; run the job there (`scontrol requeuehold {self.address}`, "
+                f"`scontrol update JobId={self.address} ReqNodeList={saved.node}`, `scontrol "
+                f"release {self.address}`), or bring the image here (`phos push`, `phos pull`); "
+                "with `--phos-images` jobs do so"
             )
         self.images.pull(settings, name, saved.image)
         return False
@@ -162,7 +166,7 @@ class SavingStep:
             return
         if free and not job_images.on_one_node(self.job):
             with suppress(SlurmError):  # it is bound, and goes on here
-                scontrol("update", f"JobId={self.job}", "ReqNodeList=", seconds=_SECONDS)
+                scontrol("update", f"JobId={self.address}", "ReqNodeList=", seconds=_SECONDS)
 
 
 def saving_step(wish: str) -> SavingStep | None:
@@ -200,7 +204,9 @@ def saving_step(wish: str) -> SavingStep | None:
             "script that srun starts"
         )
     _write_to(json.loads(os.environ.pop(_OUTPUTS, "[]")))
-    return SavingStep(job, os.environ.get("SLURM_RESTART_COUNT", "0"), node, _images())
+    return SavingStep(
+        job, address_of(job), os.environ.get("SLURM_RESTART_COUNT", "0"), node, _images()
+    )
 
 
 def _images() -> JobImages | None:
@@ -260,11 +266,11 @@ def _requeue(step: SavingStep, node: str, note: Callable[[str], None]) -> bool:
     """
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it comes when the job is requeued
     where = f", on node {node}, which has the image" if node else ""
-    by_hand = f"`scontrol requeue {step.job}` goes on with what was saved"
+    by_hand = f"`scontrol requeue {step.address}` goes on with what was saved"
     told, ended = "", False
     while True:
         try:
-            fields = job_fields(step.job, seconds=_SECONDS)
+            fields = job_fields(step.address, seconds=_SECONDS)
             state = fields.get("JobState", "unknown")
             if state == "SIGNALING":  # whatever it is besides is told when the signal is sent
                 time.sleep(_MOMENT)
@@ -272,17 +278,17 @@ def _requeue(step: SavingStep, node: str, note: Callable[[str], None]) -> bool:
             if state in _RUNS and is_preempted(fields) and _requeues_preempted():
                 if not ended:
                     note(f"phos: job {step.job} is preempted; Slurm requeues it{where}")
-                    end_script(step.job, seconds=_SECONDS)
+                    end_script(step.address, seconds=_SECONDS)
                     ended = True
                 time.sleep(_MOMENT)
                 continue
             if state in _RUNS:
-                scontrol("requeue", step.job, seconds=_SECONDS)
+                scontrol("requeue", step.address, seconds=_SECONDS)
                 note(f"phos: job {step.job} is requeued{where}")
             elif not (ended and state == "PENDING"):
                 note(f"phos: job {step.job} is {state}; if Slurm does not requeue it, {by_hand}")
             if node:
-                there = [f"JobId={step.job}", f"ReqNodeList={node}"]
+                there = [f"JobId={step.address}", f"ReqNodeList={node}"]
                 scontrol("update", *there, seconds=_SECONDS)
         except SlurmError as why:
             if _controller_answers():

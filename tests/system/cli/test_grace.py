@@ -101,6 +101,19 @@ def test_a_job_without_a_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert 30 <= grace.more() <= 60
 
 
+def test_a_job_of_an_array(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its last job has the id of the array, by which Slurm tells of all of them."""
+    end = (datetime.now() + timedelta(seconds=3600)).isoformat(timespec="seconds")
+    variables = slurm(tmp_path, preempted="2026-11-25T20:47:07", end=end)
+    variables |= {"SLURM_ARRAY_JOB_ID": "4711", "SLURM_ARRAY_TASK_ID": "3"}
+    told = SCONTROL.replace(
+        '"show job 4711")', '"show job 4711_3") cat "$(dirname "$0")/job" ;;\n    "show job 4711")'
+    ).replace('"show job 4711") cat "$(dirname "$0")/job"', '"show job 4711") exit 9')
+    (tmp_path / "scontrol").write_text(told)
+    grace, _ = found(monkeypatch, variables)
+    assert 3300 <= grace.more() <= 3600
+
+
 def test_a_slurm_that_preempts_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     variables = slurm(tmp_path)
     (tmp_path / "job").write_text("JobId=4711 JobName=bert\n   SuspendTime=None\n")

@@ -67,7 +67,7 @@ def test_while_they_are_put_back(
 def test_at_random_instants(
     seed: int, plant: Plant, target: Target, undisturbed: Undisturbed
 ) -> None:
-    """Of a restore: the file is whole afterwards, as it was saved or as it was before, and what is
+    """The file is whole after such a restore, as it was saved or as it was before, and what is
     newer is not lost.
     """
     chance = random.Random(seed)
