@@ -464,6 +464,8 @@ class FakeEngine:
         return [each.path for each in gone]
 
     def files_of(self, image: str) -> list[tuple[str, int, list[Version]]]:
+        if self.silent is not None:
+            raise self.silent
         left = self.left.get(self.image(image).owner, [])
         return [(file, 4096, left) for file in sorted({each.file for each in left})]
 

@@ -80,7 +80,7 @@ def _show(settings: Settings, image: str) -> None:
     with if_missing("NoSuchImage", f"there is no image {image}; `phos images` lists them"):
         row = _row(properties(settings, path, IMAGE))
         row["blocks"] = _blocks(settings, path)
-        row["files"] = [_file(*each) for each in ask(settings, path, IMAGE, "ListFiles")]
+        row["files"] = _files(settings, path)
     if settings.json:
         settings.emit(row)
         return
@@ -139,6 +139,19 @@ def _show_files(settings: Settings, files: list[dict[str, Any]]) -> None:
             f"restores have left newer versions beside them, {human_bytes(left)}; "
             "`phos prune --files 7d` deletes those that were left more than a week ago"
         )
+
+
+def _files(settings: Settings, path: str) -> list[dict[str, Any]]:
+    """Return the files of an image. Without them all else is shown, too: their file system may not
+    answer, or their user be gone.
+    """
+    try:
+        return [_file(*each) for each in ask(settings, path, IMAGE, "ListFiles")]
+    except CallError as error:
+        if error.name.endswith((".UnknownObject", ".NoSuchImage")):
+            raise
+        settings.note(f"phos: the files of the image are not listed: {error}")
+        return []
 
 
 def _file(path: str, size: int, left: list[tuple[str, int, int]]) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Answer detailed queries about one process, image or GPU, and clear suspect kernels."""
 
+import time
 from collections.abc import Awaitable, Callable
 from itertools import chain, islice, repeat
 from typing import Annotated, TypeVar
@@ -33,6 +34,9 @@ _FLAGS = {
     BlockFlag.HOST_LOCATED: "host",
 }
 """Names of the block flags; plain memory that the hook allocated has none."""
+
+_QUIET = 1.0
+"""Seconds between two events of crashes of one user's programs."""
 
 _T = TypeVar("_T")
 
@@ -219,6 +223,8 @@ class ImageMethods:
         self._rights = rights
         self._query_pool = query_pool
         self._look_again = look_again
+        self._quiet_until: dict[int, float] = {}
+        """When the next crash of a user's programs is an event: nobody fills the history."""
 
     @method("ListBlocks")
     async def list_blocks(
@@ -265,8 +271,13 @@ class ImageMethods:
         image, owner = view.manifest.id, view.manifest.owner
         await self._rights.require(caller, Action.RESTORE, owner, f"image {image}", image=image)
 
+        now = time.monotonic()
+        told = now >= self._quiet_until.get(owner, 0.0)
+        if told:
+            self._quiet_until[owner] = now + _QUIET
+
         def record() -> None:
-            self._history.crashed(image, owner, count)
+            self._history.crashed(image, owner, count, told=told)
             self._history.flush()
 
         await self._query_pool.run(caller.uid, record)

@@ -340,13 +340,13 @@ class History:
         )
         return {row["id"]: (row["rehearsed"], str(row["rehearsal"])) for row in rows}
 
-    def crashed(self, image: str, owner: int, count: int) -> None:
+    def crashed(self, image: str, owner: int, count: int, *, told: bool = True) -> None:
         """Record how often in a row the program has crashed soon after its restore from an image of
-        user id ``owner``; 0: it goes on.
+        user id ``owner``; 0: it goes on. It is an event, too, if it is to be ``told``.
         """
         row = {"id": image, "crashes": count}
         self._database.record(lambda db: db["images"].upsert(row, pk="id"))
-        if count:
+        if count and told:
             text = f"the program has crashed soon after its restore, {count} times in a row"
             self.event(Event("crash", image, text, Severity.WARNING, owner))
 

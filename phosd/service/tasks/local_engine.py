@@ -175,11 +175,13 @@ class NodeEngine:
 
     def files_of(self, image: str) -> list[tuple[str, int, list[Version]]]:
         manifest = self.image(image)
-        uid, now = manifest.owner, time.time()
+        files, uid, now = file_versions.files_of(manifest), manifest.owner, time.time()
+        if not files:
+            return []
         found = _of_user(uid, lambda: file_versions.left(_user(uid), [manifest], [], now))
         return [
             (path, size, [each for each in found if each.file == path])
-            for path, size in sorted(file_versions.files_of(manifest).items())
+            for path, size in sorted(files.items())
         ]
 
     def _all_images(self) -> list[Manifest]:

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from phosd.engine.criu.files.file_orders import Output, Version
 from phosd.engine.image.manifest import Manifest
 from phosd.engine.system.procfs import boot_id, process_id
+from phosd.errors import Timeout
 from tests.support.fake_engine import manifest
 from tests.support.service import Service
 from tests.system.cli.test_client import PHOS, lines, phos
@@ -100,6 +101,10 @@ def test_what_restores_have_left_of_files(full: Service) -> None:
     assert "/data/x" in shown and "phos prune --files 7d" in shown
     one: Any = lines(phos(full, "images", "mine1", "--json").stdout)[0]
     (file,) = one["files"]
+    full.engine.silent = Timeout("its file system takes over 5 s", hint="look at it")
+    done = phos(full, "images", "mine1")
+    assert (done.returncode, "mine1" in done.stdout) == (0, True)
+    assert "the files of the image are not listed: its file system takes over" in done.stderr
     assert (file["path"], [left["bytes"] for left in file["left"]]) == ("/data/x", [4096])
 
 
