@@ -18,7 +18,7 @@ from phosd.cli.main import named
 from phosd.service import config
 from phosd.service.config import Config
 from phosd.service.config_values import read
-from phosd.service.jobs.limits import UserLimits
+from phosd.service.jobs.limits import KeptFile, UserLimits
 from phosd.service.jobs.schedule import PeriodicRule
 from phosd.service.main import parser
 from phosd.tui.actions import ACTIONS
@@ -114,6 +114,9 @@ def test_the_page_of_phosd_has_every_option(made: Path) -> None:
         assert re.search(rf"(?m)^ +{flag}\b", text), flag
 
 
+TABLES = {"periodic", "limits", "files"}
+
+
 def keys(kind: type[msgspec.Struct]) -> set[str]:
     return {*kind.__struct_fields__}
 
@@ -129,13 +132,16 @@ def assert_defaults(kind: type[msgspec.Struct], shown: Mapping[str, str]) -> Non
 def test_every_setting_is_explained(made: Path) -> None:
     sample = _SETTING.sub("", SAMPLE.read_text())
     settings, *tables = re.split(r"(?m)^(?=\[\[)", sample)
-    found = {
-        name: set(re.findall(r"(?m)^(\w+) =", text)) for text in tables for name in [text[2:8]]
+    found = {text[2 : text.index("]]")]: set(re.findall(r"(?m)^(\w+) =", text)) for text in tables}
+    assert set(re.findall(r"(?m)^(\w+) =", settings)) == keys(Config) - TABLES
+    rules: dict[str, type[msgspec.Struct]] = {
+        "periodic": PeriodicRule,
+        "limits": UserLimits,
+        "files": KeptFile,
     }
-    assert set(re.findall(r"(?m)^(\w+) =", settings)) == keys(Config) - {"periodic", "limits"}
-    assert found == {"period": keys(PeriodicRule), "limits": keys(UserLimits)}
+    assert found == {name: keys(rule) for name, rule in rules.items()}
     text = shown(made / "man/phosd.toml.5")
-    for key in keys(Config) | keys(PeriodicRule) | keys(UserLimits):
+    for key in keys(Config).union(*map(keys, rules.values())):
         assert re.search(rf"\b{key}\b", text), key
 
 
@@ -146,7 +152,7 @@ def test_the_file_that_is_installed_holds_the_defaults(tmp_path: Path) -> None:
     loaded = config.load(everything)
     assert loaded.periodic[0].keep == PeriodicRule(every=1).keep
     assert loaded.limits[0].keep_last is UserLimits().keep_last
-    for name in keys(Config) - {"periodic", "limits"}:
+    for name in keys(Config) - TABLES:
         default = getattr(Config(), name)
         if default not in (None, ""):
             assert getattr(loaded, name) == default, f"{name}: the file shows another default"
@@ -161,10 +167,10 @@ def test_the_page_about_d_bus_has_every_setting_with_its_default() -> None:
     page = (ROOT / "docs/reference/dbus.md").read_text()
     section = page.partition("\n## Configuration\n")[2].partition("\n## ")[0]
     _, *tables = section.split("| key | default | |")
-    kinds: list[type[msgspec.Struct]] = [Config, PeriodicRule, UserLimits]
+    kinds: list[type[msgspec.Struct]] = [Config, PeriodicRule, UserLimits, KeptFile]
     for kind, table in zip(kinds, tables, strict=True):
         rows = re.findall(r"(?m)^\| `(\w+)` \| (.*?) \|", table)
-        assert sorted(key for key, _ in rows) == sorted(keys(kind) - {"periodic", "limits"})
+        assert sorted(key for key, _ in rows) == sorted(keys(kind) - TABLES)
         assert_defaults(kind, {key: default.strip("`") for key, default in rows})
 
 
