@@ -169,13 +169,17 @@ def run(number: int, left: socket.socket, right: socket.socket) -> None:
     rank = Rank(number, left, right)
     left.close()
     right.close()
+    held = False
     for step in report.steps():
         if "revoked" in sys.argv and step == REVOKED:
             rank.revoke()
-        if "missing" in sys.argv and number == RANKS - 1 and HOLD.exists():
-            os.write(1, f"missing in {step}\n".encode())
-            while HOLD.exists():
-                time.sleep(0.005)
+        if "missing" in sys.argv and number == RANKS - 1:
+            # One step later than it is seen: only then the others see it before they wait.
+            if held:
+                os.write(1, f"missing in {step}\n".encode())
+                while HOLD.exists():
+                    time.sleep(0.005)
+            held = HOLD.exists()
         value = rank.step(step)
         if number == 0:
             report.tell(step, value)
