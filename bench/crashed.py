@@ -29,10 +29,9 @@ from typing import Any
 from bench.checkpoint import kill_tree
 from bench.entries import ENTRIES, Entry
 from bench.matrix import words_of
-from bench.preempted import Line
+from bench.preempted import Line, exit_of
 from bench.stage import (
     KEPT,
-    PATIENCE,
     Failed,
     Phos,
     Shown,
@@ -42,7 +41,7 @@ from bench.stage import (
     start_undisturbed,
 )
 
-_BROUGHT_BACK = (" is cut to its length", " is put back", ", is put back")
+_BROUGHT_BACK = (" is cut to its length", " is put back")
 """What a restore says of a file that it brings back."""
 
 
@@ -51,10 +50,7 @@ def crash(line: Line, relay: "subprocess.Popen[bytes]") -> None:
     if (program := line.program()) is None:
         raise Failed(f"the program has ended by itself, and the line with {relay.poll()}")
     kill_tree(program)
-    try:
-        code = relay.wait(PATIENCE)
-    except subprocess.TimeoutExpired as error:
-        raise Failed(f"the line has not exited {PATIENCE:.0f} s after the kill") from error
+    code = exit_of(relay, "the kill")
     if code != 128 + signal.SIGKILL:
         raise Failed(f"after the kill the line exited with {code}")
 
@@ -123,9 +119,8 @@ def measure(arguments: argparse.Namespace, folder: Path, report: dict[str, Any])
         line = Line(phos, words, folder, *options, name=arguments.name)
         play(line, phos, arguments, report["rounds"])
         restores = phos.do("history", "--operation", "restore", "--limit", "1000")
-    notes = [note for each in restores for note in each["notes"]]
     report["files_brought_back"] = sum(
-        any(said in note for said in _BROUGHT_BACK) for note in notes
+        each["notes"].count(said) for each in restores for said in _BROUGHT_BACK
     )
     found = line.shown.steps()
     expected = undisturbed(words, folder / "undisturbed.out", max(step.number for step in found))

@@ -109,6 +109,14 @@ class Line:
                     kill_tree(pid)
 
 
+def exit_of(relay: "subprocess.Popen[bytes]", after: str) -> int:
+    """Wait until the line has exited, and return its code; ``after`` says what has happened."""
+    try:
+        return relay.wait(PATIENCE)
+    except subprocess.TimeoutExpired as error:
+        raise Failed(f"the line has not exited {PATIENCE:.0f} s after {after}") from error
+
+
 def preempt(line: Line, relay: "subprocess.Popen[bytes]", way: str) -> float:
     """Send SIGTERM, and wait until the line has exited; return the seconds."""
     if (program := line.program()) is None:
@@ -122,10 +130,7 @@ def preempt(line: Line, relay: "subprocess.Popen[bytes]", way: str) -> float:
     for pid in pids[way]:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGTERM)
-    try:
-        code = relay.wait(PATIENCE)
-    except subprocess.TimeoutExpired as error:
-        raise Failed(f"the line has not exited {PATIENCE:.0f} s after SIGTERM") from error
+    code = exit_of(relay, "SIGTERM")
     if code != SAVED:
         hint = "; it had ended by itself: give more --steps" if code == 0 else ""
         raise Failed(f"after SIGTERM ({way}) the line exited with {code}, not {SAVED}{hint}")

@@ -212,8 +212,9 @@ class Inventory:
     def _known(self, path: str, new: ImageView) -> ImageView:
         """Return the existing view, which caches its sizes, unless something has changed."""
         known = self.images.get(path)
-        same = known is not None and replace(new, manifest=known.manifest) == known
-        return known if known is not None and same else new
+        if known is None:
+            return new
+        return known if replace(new, manifest=known.manifest) == known else new
 
     async def look_again(self) -> None:
         """Look for processes, and for GPUs whatever the sampling period: a job has moved something,

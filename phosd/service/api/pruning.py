@@ -104,9 +104,9 @@ class Pruning:
         which are gone.
         """
         before = age_clock() - options.older
-        used, paths_of = in_use(self._jobs), frozenset(paths)
+        used, wanted = in_use(self._jobs), frozenset(paths)
         return await self._query_pool.run(
-            caller.uid, self._engine.remove_left_files, caller.uid, before, used, paths_of
+            caller.uid, self._engine.remove_left_files, caller.uid, before, used, wanted
         )
 
     def _left_files(self, uid: int, options: PruneOptions, used: set[str]) -> list[ThingRow]:

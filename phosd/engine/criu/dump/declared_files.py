@@ -1,4 +1,4 @@
-"""Find the files that belong to a program whether it has them open or not.
+"""Find the files that belong to a program, open or not.
 
 Nothing of them need be open: a checkpoint of a training is written and closed. The owner's worker
 walks the folders, with the owner's rights, and keeps the files open that it finds; here they are

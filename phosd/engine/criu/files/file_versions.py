@@ -9,8 +9,8 @@ from phosd.engine.image.manifest import Manifest
 
 
 def files_of(image: Manifest) -> dict[str, int]:
-    """Return the files whose bytes an image holds, to be put back at a restore; with those bytes.
-    Files of a container are not among them.
+    """Return the files whose bytes an image holds, to be put back at a restore, by path: how
+    many bytes.
     """
     return {
         file.path: file.size
@@ -58,7 +58,7 @@ def _paths(images: Iterable[Manifest], used: Iterable[Manifest]) -> tuple[str, .
 
 
 def _restored(images: Iterable[Manifest]) -> set[str]:
-    """Return the files of which there may be versions: also those that a restore only cuts."""
+    """Return the files that a restore puts back or cuts."""
     trees = [tree.details for image in images for tree in image.trees if tree.details is not None]
     written = {file.path for each in trees for file in each.written_files}
     opened = {file.path for each in trees for file in each.open_files if file.write_only}
