@@ -250,6 +250,7 @@ _TRAINING = {
     "collectives": _collective("groups", "NCCL, many communicators", 29528),
     "collectives-captured": _collective("captured", "NCCL, all-reduce in a CUDA graph", 29529),
     "symmetric": _collective("symmetric", "PyTorch symmetric memory", 29530),
+    "nvshmem": _collective("nvshmem", "PyTorch symmetric memory by NVSHMEM", 29531),
 }
 
 _ARRAYS = {

@@ -6,7 +6,8 @@
 ``groups``: many communicators (all ranks, each pair of neighbours, streams of high priority, gloo
 beside them), with sends and receives in a ring, all-to-all, reduce-scatter and all-gather.
 ``captured``: an all-reduce in a CUDA graph. ``symmetric``: PyTorch's symmetric memory, whose
-kernels wait for the peers and write into their memory.
+kernels wait for the peers and write into their memory. ``nvshmem``: the same by NVSHMEM, which
+has a heap of its own in each GPU.
 
 Without torchrun the process that starts the ranks asks how many GPUs there are, and does nothing
 else with them.
@@ -111,10 +112,29 @@ def symmetric(rank: int, count: int) -> Iterator[float]:
         yield _everywhere(own) + _everywhere(shared)
 
 
+def put(rank: int, count: int) -> Iterator[float]:
+    from torch.distributed import _symmetric_memory as memory
+
+    memory.set_backend("NVSHMEM")
+    assert dist.group.WORLD is not None
+    group, device = dist.group.WORLD.group_name, torch.device("cuda", rank)
+    shared, received = (memory.empty(_COUNT, dtype=torch.float32, device=device) for _ in range(2))
+    for each in (shared, received):
+        memory.rendezvous(each, group)
+    shared.copy_(_start(rank))
+    own = _start(rank + count)
+    while True:
+        shared.copy_((0.9 * shared + own).sin())
+        torch.ops.symm_mem.nvshmem_all_to_all(shared, received, group)
+        own = (own + received).cos()
+        yield _everywhere(own) + _everywhere(shared)
+
+
 _WAYS: dict[str, ranks.Values] = {
     "groups": grouped,
     "captured": captured,
     "symmetric": symmetric,
+    "nvshmem": put,
 }
 
 
