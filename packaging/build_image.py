@@ -21,8 +21,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import deb_copyright
-from build_deb import HOME, IN_PROGRAMS, LAUNCHER, ROOT, Command, project_version, put, run
-from install_criu import PrivateApt, debian_archive, os_release, packed_files, write_origins
+from build_deb import HOME, IN_PROGRAMS, LAUNCHER, ROOT, project_version, put, run
+from install_criu import (
+    PrivateApt,
+    debian_archive,
+    os_release,
+    packed_files,
+    use_libraries,
+    write_origins,
+)
 
 PYTHON = f"python{sys.version_info.major}.{sys.version_info.minor}"
 RUNTIME = HOME / "runtime"
@@ -101,9 +108,7 @@ def bind(runtime: Path) -> None:
     """Make Python use the loader and the libraries beside it, wherever it runs."""
     (loader,) = (runtime / "lib").glob("ld-linux*.so.*")
     here = Path("/") / RUNTIME / "lib"
-    own: Command = ["--set-interpreter", here / loader.name, "--force-rpath", "--set-rpath", here]
-    run(["patchelf", *own, runtime / "bin" / PYTHON], "having Python use its own libraries")
-    # The rpath of the program holds for what it loads. Without one the loader takes the host's.
+    use_libraries(runtime / "bin" / PYTHON, here / loader.name, str(here))
     (runtime / "bin/python3").symlink_to(PYTHON)
 
 

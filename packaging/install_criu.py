@@ -235,6 +235,16 @@ def describe(package: Path) -> dict[str, str]:
     }
 
 
+def use_libraries(program: Path, loader: Path, libraries: str) -> None:
+    """Make a program use another loader and other libraries (an rpath holds for what these load).
+
+    In this order: patchelf 0.18 makes a program that is not relocatable, as Debian's Python, one
+    that crashes when it sets the path after the loader.
+    """
+    run(["patchelf", "--force-rpath", "--set-rpath", libraries, program], "setting the path")
+    run(["patchelf", "--set-interpreter", loader, program], "setting the loader")
+
+
 def bind_to_prefix(prefix: Path, home: Path) -> Path:
     """Set the binary's loader and library path to ``home``, the folder's place at run time:
     ``prefix`` itself (again, if it was moved), or where a package installs it. Returns the loader.
@@ -246,8 +256,7 @@ def bind_to_prefix(prefix: Path, home: Path) -> Path:
         sys.exit("patchelf is missing; install it (apt-get install patchelf) and try again")
     now = run(["patchelf", "--print-interpreter", binary], "reading the binary").strip()
     if now != str(wanted):
-        run(["patchelf", "--set-interpreter", wanted, binary], "setting the loader")
-        run(["patchelf", "--force-rpath", "--set-rpath", wanted.parent, binary], "setting the path")
+        use_libraries(binary, wanted, str(wanted.parent))
     return loader
 
 

@@ -16,7 +16,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from install_criu import SUITES, Archive, PrivateApt, debian_archive, run, version_tuple
+from install_criu import (
+    SUITES,
+    Archive,
+    PrivateApt,
+    debian_archive,
+    run,
+    use_libraries,
+    version_tuple,
+)
 
 
 @dataclass(frozen=True)
@@ -70,11 +78,10 @@ def fetch(runtime: Runtime, archive: Archive, folder: Path, prefix: Path) -> Non
     for library in (folder / "root/usr/lib").glob("*-linux-gnu/*.so*"):
         shutil.copy2(library, prefix / "lib" / library.name, follow_symlinks=False)
     (loader,) = (prefix / "lib").glob("ld-linux*.so.*")
-    own = ["--set-interpreter", str(loader), "--force-rpath", "--set-rpath", str(prefix / "lib")]
     for program in runtime.programs:
         (found, *_) = (folder / "root/usr").glob(f"*bin/{program}")
         shutil.copy2(found, prefix / "bin" / program)
-        run(["patchelf", *own, prefix / "bin" / program], "having it use its own libraries")
+        use_libraries(prefix / "bin" / program, loader, str(prefix / "lib"))
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from install_criu import PrivateApt, debian_archive, run, version_tuple
+from install_criu import PrivateApt, debian_archive, run, use_libraries, version_tuple
 
 SUITE = "trixie"
 RELEASE = (24, 11)
@@ -44,9 +44,8 @@ def fetch(folder: Path, prefix: Path) -> None:
         shutil.copy2(root / "bin" / command, prefix / "bin")
     (loader,) = (prefix / "lib").glob("ld-linux*.so.*")
     libraries = f"{prefix / 'lib'}:{prefix / 'plugins'}"
-    own = ["--set-interpreter", str(loader), "--force-rpath", "--set-rpath", libraries]
     for program in (prefix / "bin").iterdir():
-        run(["patchelf", *own, program], f"having {program.name} use its own libraries")
+        use_libraries(program, loader, libraries)
 
 
 def main() -> None:

@@ -8,11 +8,12 @@ import signal
 import subprocess
 import tarfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from phosd.engine.criu.run.program import Criu
+from phosd.engine.system import procfs
 from tests.support import containers, harness
 from tests.support.containers import Contained
 from tests.support.harness import alive, wait_until
@@ -114,6 +115,17 @@ def _containerd(ctr: Ctr) -> Iterator[None]:
         finally:
             daemon.terminate()
             daemon.wait()
+            for pid in _shims(ctr):  # two that remove a container at once may leave its own
+                os.kill(pid, signal.SIGKILL)
+
+
+def _shims(ctr: Ctr) -> Iterator[int]:
+    """Yield the processes that stood between the containerd and its containers."""
+    for pid in procfs.pids():
+        with suppress(FileNotFoundError, ProcessLookupError):
+            words = (procfs.PROC / str(pid) / "cmdline").read_bytes().split(b"\0")
+            if b"shim" in words[0] and os.fsencode(ctr.place / "ctr.sock") in words:
+                yield pid
 
 
 def _import_image(ctr: Ctr) -> None:

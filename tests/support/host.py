@@ -66,6 +66,7 @@ class Host:
                     "PATH": os.environ["PATH"],
                     "HOME": str(self._programs(uid)),
                     "PHOS_GPU": "soft",
+                    "PODMAN_IGNORE_CGROUPSV1_WARNING": "1",  # among what it prints
                 },
                 timeout=harness.PATIENCE * 3,
             )

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from phosd.engine.analysis.alternatives import alternatives
 from phosd.engine.analysis.code.opcodes import Use
 from phosd.engine.analysis.reference.evaluation import Evaluation, Launch
 from phosd.engine.analysis.reference.launch_verdict import Verdict, of_launch
@@ -128,7 +129,7 @@ def errors(module: int, summary: Summary, seen: Seen) -> list[str]:
         told = merged([Span(*one) for one in (*found.ranges[use], *blocks)])
         wanted = [Span(*one) for one in real]
         if not found.origins[use]:  # a block is not a range that may be larger than any
-            wanted += _of_analysis(summary, Use(use), seen.launch)
+            wanted += _of_analysis(summary, Use(use), seen.launch, loops=False)
         if use == "read":  # ptxas loads nothing that the thread has just stored, and some later
             moved = [] if summary.followed is None else sunk(summary.followed, seen)
             told = merged([*told, *(Span(*one) for one in (*seen.written, *moved))])
@@ -152,23 +153,26 @@ def exact(module: int, summary: Summary, launch: Launch) -> bool:
         and not found.unknown
         and all(
             merged([Span(*one) for one in found.ranges[use.value]])
-            == merged(_of_analysis(summary, use, launch))
+            == merged(_of_analysis(summary, use, launch, loops=True))
             and not found.origins[use.value]
             for use in (Use.READ, Use.WRITTEN)
         )
     )
 
 
-def _of_analysis(summary: Summary, use: Use, launch: Launch) -> list[Span]:
+def _of_analysis(summary: Summary, use: Use, launch: Launch, *, loops: bool) -> list[Span]:
     """Return the ranges that the analysis knows, but for those of accesses that cannot be: it sees
-    that only if the address has to do with why.
+    that only if the address has to do with why. Without those in ``loops``: the hook may know that
+    there is no second iteration, where the analysis does not.
     """
     found = []
     for access, _ in summary.accesses:
-        if summary.followed is None or access.use not in (use, Use.BOTH):
+        followed = summary.followed
+        if followed is None or access.use not in (use, Use.BOTH):
             continue
-        if not _cannot_be(summary.followed, access, launch):
-            found += spans(summary.followed, access, launch) or []
+        _, carried = alternatives(followed, access.address)
+        if (loops or not carried) and not _cannot_be(followed, access, launch):
+            found += spans(followed, access, launch) or []
     return found
 
 

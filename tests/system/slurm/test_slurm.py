@@ -9,8 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -114,6 +113,18 @@ class Jobs:
             return len(self.lines(job)) >= at + more
 
         self._cluster.wait(enough, f"{more} steps", job)
+
+    def come_further(self, jobs: Sequence[str], more: int) -> None:
+        """Wait until these jobs have printed so many more lines, or have ended."""
+        ended = ("FAILED", "COMPLETED")
+
+        def enough() -> bool:
+            if sum(len(self.lines(job)) for job in jobs) >= at + more:
+                return True
+            return all(self._cluster.job(job)["JobState"] in ended for job in jobs)
+
+        at = sum(len(self.lines(job)) for job in jobs)
+        self._cluster.wait(enough, f"{more} steps of all", jobs[0])
 
     def wait_for_end(self, job: str, code: str = ENDS_WITH) -> dict[str, str]:
         found = self._cluster.wait_for(job, "FAILED", "COMPLETED")
@@ -484,8 +495,8 @@ def test_thirty_jobs_preempted_at_random(cluster: Cluster, bus: str, place: Path
     with phosd(bus, place):
         mine = [jobs.submit(jobs.line()) for _ in range(30)]
         ended = ("FAILED", "COMPLETED")
-        while any(cluster.job(job)["JobState"] not in ended for job in mine):
-            time.sleep(chance.uniform(0.0, 8.0))
+        while left := [job for job in mine if cluster.job(job)["JobState"] not in ended]:
+            jobs.come_further(left, chance.randrange(1, 3 * STEPS))
             preempt(cluster)
         for job in mine:
             jobs.wait_for_end(job)

@@ -58,6 +58,8 @@ def test_one_user_does_not_take_all_threads() -> None:
                 with suppress(asyncio.CancelledError):
                     await call
             await asyncio.wait_for(threads.run(1, divmod, 7, 2), PATIENCE)
+            for _ in range(2, 20):
+                assert await asyncio.to_thread(at_work.acquire, timeout=PATIENCE)
             assert sorted(begun) == list(range(20))
 
     asyncio.run(run())
