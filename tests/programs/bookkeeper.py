@@ -3,7 +3,9 @@ What was noted before is looked at in each step.
 
 A database of sqlite with a write-ahead log and a reader, a table whose end is overwritten by what
 is added, as in parquet files, an array that is mapped, a temporary file without a name, a log, and
-folders that are made under another name and renamed, as checkpoints of training are.
+folders that are made under another name and renamed, as checkpoints of training are. With
+``strict`` after the folder also some that must not be there before, as of orbax, and a link to the
+last of them.
 """
 
 import hashlib
@@ -128,6 +130,30 @@ class Saved:
             shutil.rmtree(self._folder / f"step-{number - KEPT}", ignore_errors=True)
 
 
+class Strict:
+    """A folder every few steps, of which the last ones are kept, and a link to the newest. What is
+    there already, or is missing when it is to be removed, ends the program.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder / "strict"
+        self._folder.mkdir()
+
+    def note(self, step: int) -> None:
+        number, part = divmod(step, EVERY)
+        if part:
+            return
+        made, latest = self._folder / str(number), self._folder / "latest"
+        made.mkdir()
+        (made / "weights").write_bytes(row(step))
+        if number:
+            assert str(latest.readlink()) == str(number - 1), f"the newest at {step}"
+            latest.unlink()
+        latest.symlink_to(str(number))
+        if number >= KEPT:
+            shutil.rmtree(self._folder / str(number - KEPT))
+
+
 def main() -> None:
     folder = Path(sys.argv[2])
     report = Report()
@@ -138,6 +164,7 @@ def main() -> None:
         Array(folder / "array"),
         Scratch(folder),
         Saved(folder),
+        *([Strict(folder)] if sys.argv[3:] == ["strict"] else []),
     ]
     log = (folder / "log").open("ab", buffering=0)
     for step in report.steps():

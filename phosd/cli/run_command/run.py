@@ -82,7 +82,8 @@ _OF_SLURM = "PHOS_SLURM"
     multiple=True,
     metavar="PATH",
     help="A folder, file or pattern ('runs/*.pt'): what is there belongs to each image, also when "
-    "the program does not have it open, and is put back at a restore. Several may be given.",
+    "the program does not have it open, and is put back at a restore; what was made there since is "
+    "put aside. Several may be given.",
 )
 @click.option(
     "--in-memory",

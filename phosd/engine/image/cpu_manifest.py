@@ -65,6 +65,19 @@ class WrittenFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     declared: bool = False
 
 
+class DeclaredState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What was, at the stop, in the places that a program was started with as its own.
+
+    ``patterns`` are folders, files and patterns; ``files`` the paths of what was there, ``folders``
+    with their modes, and ``links`` with what they pointed to.
+    """
+
+    patterns: tuple[str, ...]
+    files: tuple[str, ...]
+    folders: dict[str, int]
+    links: dict[str, str]
+
+
 class MappedFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A program or library file that is mapped; ``size`` in bytes.
 
@@ -162,6 +175,7 @@ class CpuDetails(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     open_files: tuple[OpenFile, ...] = ()
     memory_files: tuple[MemoryFile, ...] = ()
     written_files: tuple[WrittenFile, ...] = ()
+    declared: DeclaredState | None = None
     mapped_files: tuple[MappedFile, ...] = ()
     cgroups: Cgroups | None = None
     connections: tuple[Connection, ...] = ()

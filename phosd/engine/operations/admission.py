@@ -10,8 +10,7 @@ from phosd.engine.image.manifest import CHUNK, Manifest
 from phosd.engine.image.tier import ExpectedSize
 from phosd.engine.memory import reservation
 from phosd.engine.node.gpus import GpuInfo, list_gpus, used_by
-from phosd.engine.node.node import Node
-from phosd.engine.program.declared import KeptFiles
+from phosd.engine.node.node import Node, NodeConfig
 from phosd.engine.program.group import CheckpointGroup
 from phosd.engine.program.tree import ProcessTree
 from phosd.engine.system import cuda, procfs
@@ -91,7 +90,7 @@ def check_space(
     Where not everything fits, it may be that enough of it is equal, or in other images of the
     owner. How much is known in the stop (:meth:`ImageWriter.claim`).
     """
-    needs = _estimate(group, mode, node.config.kept_files)
+    needs = _estimate(group, mode, node.config)
     needs = replace(needs, most=needs.gpu)
     if to_store is not None:
         needs = replace(needs, gpu=min(to_store, needs.gpu))
@@ -149,10 +148,10 @@ def context_bytes() -> int:
     return 0 if cuda.is_software() else _CONTEXT
 
 
-def _estimate(group: CheckpointGroup, mode: str, kept: KeptFiles) -> Needs:
+def _estimate(group: CheckpointGroup, mode: str, config: NodeConfig) -> Needs:
     context = context_bytes()
     resident = sum(_private_bytes(p.pid) for tree in group.trees for p in tree.living)
-    resident += sum(_file_bytes(tree, kept) for tree in group.trees)
+    resident += sum(_file_bytes(tree, config) for tree in group.trees)
     contexts = context * len(group.users)
     blocks = sum(b.size for link in group.links for b in link.list_blocks())
     if mode != "driver":
@@ -162,11 +161,11 @@ def _estimate(group: CheckpointGroup, mode: str, kept: KeptFiles) -> Needs:
     return Needs(host=device, cpu=resident + device, gpu=0)
 
 
-def _file_bytes(tree: ProcessTree, kept: KeptFiles) -> int:
+def _file_bytes(tree: ProcessTree, config: NodeConfig) -> int:
     """Return the bytes of the files of a program that an image holds. Raises :class:`Unsupported`
     if there are too many, and :class:`Timeout` if they cannot be looked at.
     """
-    with DeclaredFiles(tree, kept) as declared:
+    with DeclaredFiles(tree, config.kept_files, config.runtime_dir) as declared:
         return written_files.chosen(TreeResources.of(tree), declared.now()).byte_count
 
 

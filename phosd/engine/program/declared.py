@@ -5,8 +5,9 @@
 import contextlib
 import os
 from collections.abc import Sequence
+from pathlib import Path
 
-from phosd.engine.system import procfs
+from phosd.engine.system import pid_namespaces, procfs
 from phosd.engine.system.variables import variable
 
 KEEP_FILES = "PHOS_KEEP_FILES"
@@ -21,12 +22,16 @@ of all users.
 """
 
 
-def declared_patterns(pid: int, uid: int, kept: KeptFiles = ()) -> tuple[str, ...]:
+def declared_patterns(
+    pid: int, uid: int, kept: KeptFiles = (), runtime_dir: Path | None = None
+) -> tuple[str, ...]:
     """Return what the program of user ``uid`` has declared, and what is ``kept`` of that user's
-    programs; nothing for one that sees other files than we.
+    programs; nothing for one that sees other files than we. Those in pid namespaces that phosd has
+    made, whose records are in ``runtime_dir``, see ours.
     """
     with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):
-        if procfs.namespace(pid, "mnt") != procfs.namespace(os.getpid(), "mnt"):
+        made = runtime_dir and pid_namespaces.made_for(runtime_dir, pid)
+        if not made and procfs.namespace(pid, "mnt") != procfs.namespace(os.getpid(), "mnt"):
             return ()
         value = os.fsdecode(variable(pid, KEEP_FILES) or b"")
         wanted = [path for user, path in kept if user in (None, uid)]

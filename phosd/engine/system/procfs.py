@@ -124,7 +124,7 @@ class Descriptor:
     @property
     def link(self) -> Path:
         """A link to the open file itself, even if its path has changed."""
-        return PROC / str(self.pid) / "fd" / str(self.number)
+        return Path(f"{PROC}/{self.pid}/fd/{self.number}")
 
 
 @dataclass(frozen=True)
@@ -342,17 +342,16 @@ def descriptors(
     Raises :class:`PermissionError`, naming the file, for those on a FUSE file system that is for
     one user alone.
     """
-    folder = PROC / str(pid) / "fd"
-    found = []
-    for number in sorted(int(entry.name) for entry in folder.iterdir()):
-        link = folder / str(number)
+    folder, found = PROC / str(pid), []
+    for number in sorted(int(entry.name) for entry in (folder / "fd").iterdir()):
+        link = Path(f"{folder}/fd/{number}")  # in one go: a program may have very many
         try:
             target = str(link.readlink())
             try:
                 file = known_status(link)
             except PermissionError as error:
                 raise PermissionError(error.errno, error.strerror, target) from error
-            fields = fields_of(PROC / str(pid) / "fdinfo" / str(number))
+            fields = fields_of(Path(f"{folder}/fdinfo/{number}"))
         except without:
             continue
         flags, position = int(fields["flags"], 8), int(fields["pos"])

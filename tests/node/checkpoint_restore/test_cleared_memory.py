@@ -16,7 +16,6 @@ from phosd.engine.operations import suspend as suspend_module
 from phosd.engine.operations.checkpoint import CheckpointOptions, checkpoint, try_checkpoint
 from phosd.engine.operations.resume import ResumeOptions, resume
 from phosd.engine.operations.suspend import SuspendOptions, suspend
-from phosd.engine.program.declared import KeptFiles
 from phosd.engine.program.group import CheckpointGroup
 from phosd.engine.system import memory_mount
 from phosd.errors import OutOfSpace
@@ -50,8 +49,8 @@ def little_room(node: Node) -> Iterator[pytest.MonkeyPatch]:
     """The disk has room for CRIU's files, and not for all device memory, until this is undone."""
     estimate = admission._estimate
 
-    def noted(group: CheckpointGroup, mode: str, kept: KeptFiles) -> admission.Needs:
-        needs = estimate(group, mode, kept)
+    def noted(group: CheckpointGroup, mode: str, config: NodeConfig) -> admission.Needs:
+        needs = estimate(group, mode, config)
         patch.setattr(node.store, "free_bytes", lambda: needs.image.files + ROOM)
         return needs
 

@@ -2,6 +2,7 @@
 device than the files have.
 """
 
+import os
 import shutil
 import subprocess
 import tempfile
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from phosd.engine.criu.files import file_bytes
 from tests.node.criu.test_written_files import (
     test_a_kill_while_it_is_put_back,
     test_it_finds_what_it_had_written,
@@ -44,3 +46,17 @@ def disk(request: pytest.FixtureRequest) -> Iterator[Path]:
     finally:
         subprocess.run(["umount", mounted], check=True)
         shutil.rmtree(place)
+
+
+def test_copies_are_clones(disk: Path) -> None:
+    """Which take no room until one of the two changes."""
+    data = os.urandom(SIZE // 10)
+    (disk / "file").write_bytes(data)
+    os.sync()
+    before = os.statvfs(disk).f_bfree
+    with (disk / "file").open("rb") as source, (disk / "copy").open("w+b") as target:
+        file_bytes.copy_file(source.fileno(), target.fileno(), len(data))
+        file_bytes.update_file(source.fileno(), target.fileno(), len(data))
+        os.fsync(target.fileno())
+    assert (disk / "copy").read_bytes() == data
+    assert before - os.statvfs(disk).f_bfree < len(data) // os.statvfs(disk).f_bsize // 4

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from phosd.engine.criu.files.file_versions import files_of, left, remove_left
-from phosd.engine.image.cpu_manifest import CpuDetails, OpenFile, WrittenFile
+from phosd.engine.image.cpu_manifest import CpuDetails, DeclaredState, OpenFile, WrittenFile
 from phosd.engine.image.manifest import Manifest
 from tests.node.criu.life import USER
 from tests.support.fake_engine import manifest
@@ -86,6 +86,36 @@ def test_what_a_job_may_need_stays(home: Path) -> None:
     ours = [made(home / f"{path.name}.phos-newer-0a1b2c3d") for path in (one, other)]
     images = [holding("i", one, other), holding("j", one)]
     assert remove_left(OWNER, images, images[1:], time.time() + SOON, ours) == [ours[1]]
+
+
+def test_what_was_put_aside_in_declared_places(home: Path) -> None:
+    """Also whole folders, and links."""
+    kept, logs = home / "kept", home / "logs"
+    for folder in (kept, logs):
+        folder.mkdir()
+    aside, link = kept / "400.phos-newer-0a1b2c3d", kept / "latest.phos-newer-0a1b2c3d"
+    (aside / "deep").mkdir(parents=True)
+    (aside / "deep" / "weights").write_bytes(b"x" * 100_000)
+    link.symlink_to("400")
+    made(logs / "b.csv.phos-newer-0a1b2c3d")
+    made(logs / "b.txt.phos-newer-0a1b2c3d")  # of another program
+    for path in (aside, link):
+        os.chown(path, USER, USER, follow_symlinks=False)
+    for path in (kept, logs, aside / "deep"):
+        os.chown(path, USER, USER)
+    image = holding("i")
+    (tree,) = image.trees
+    assert tree.details is not None
+    state = DeclaredState((str(kept), str(logs / "*.csv")), (), {str(kept): 0o755}, {})
+    declared = replace(tree.details, declared=state)
+    image = replace(image, trees=(replace(tree, details=declared),))
+    found = left(OWNER, [image], [], time.time() + SOON)
+    ours = [str(aside), str(link), str(logs / "b.csv.phos-newer-0a1b2c3d")]
+    assert [each.path for each in found] == ours
+    assert found[0].size > 100_000
+    assert left(OWNER, [image], [image], time.time() + SOON) == []
+    assert remove_left(OWNER, [image], [], time.time() + SOON, ours) == ours
+    assert [*kept.iterdir()] == []
 
 
 def test_folders_that_are_gone_or_closed(home: Path) -> None:

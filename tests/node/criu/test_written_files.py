@@ -267,17 +267,109 @@ def test_what_was_declared(pattern: str, uid: int, lives: Callable[[int], Life])
     life.dump()
     life.counts_on(by=45)
     life.kill()
-    made = {*(kept / "deep").iterdir()}
+    made = {path.name for path in (kept / "deep").iterdir()}
     (kept / "deep" / "older").write_text("changed")
     later = (kept / "checkpoint").read_text()
     life.restore().settle()
     goes_on(life)
     (newer_one,) = newer(kept / "checkpoint")
     assert newer_one.read_text() == later
-    assert {*(kept / "deep").iterdir()} >= made  # what was made since stays
     saved = pattern == "kept"
+    left = {path.name.partition(".phos-newer-")[0] for path in (kept / "deep").iterdir()}
+    assert left >= made  # nothing that was made since is lost
     assert (kept / "deep" / "older").read_text() == ("as it was" if saved else "changed")
     assert len(newer(kept / "deep" / "older")) == saved
+
+
+def own(life: Life, *paths: Path) -> None:
+    for path in paths:
+        os.chown(path, life.uid, life.uid, follow_symlinks=False)
+
+
+@pytest.fixture(params=[0, USER])
+def saver(request: pytest.FixtureRequest, lives: Callable[[int], Life]) -> tuple[Life, Path]:
+    """A program that has declared a folder as its own, saved and killed. As the original would have
+    gone on: a link is another, one folder is gone, and others are new.
+    """
+    life = lives(request.param)
+    kept = life.home / "kept"
+    (kept / "1").mkdir(parents=True, mode=0o750)
+    (kept / "1" / "weights").write_text("one")
+    (kept / "empty").mkdir(mode=0o710)
+    (kept / "latest").symlink_to("1")
+    own(life, kept, *kept.rglob("*"))
+    life.start(COUNTER, env=os.environ | {"PHOS_KEEP_FILES": str(kept)})
+    life.counts_on()
+    life.dump()
+    life.kill()
+    shutil.rmtree(kept / "1")
+    (kept / "empty").rmdir()
+    (kept / "latest").unlink()
+    (kept / "latest").symlink_to("2")
+    (kept / "2").mkdir()
+    (kept / "2" / "weights").write_text("two")
+    (kept / "note").write_text("of another user")
+    own(life, kept / "latest", kept / "2", kept / "2" / "weights")
+    os.chown(kept / "note", USER + 1, USER + 1)
+    return life, kept
+
+
+def as_it_was_later(kept: Path) -> bool:
+    return (
+        {path.name for path in kept.iterdir()} == {"2", "latest", "note"}
+        and (kept / "2" / "weights").read_text() == "two"
+        and str((kept / "latest").readlink()) == "2"
+    )
+
+
+def test_a_declared_folder_is_as_it_was(saver: tuple[Life, Path]) -> None:
+    """What was made since is put aside, but for what other users have made."""
+    life, kept = saver
+    restored = life.restore()
+    restored.settle()
+    life.counts_on()
+    assert (kept / "1" / "weights").read_text() == "one"
+    assert [(kept / name).stat().st_mode & 0o777 for name in ("1", "empty")] == [0o750, 0o710]
+    assert str((kept / "latest").readlink()) == "1"
+    aside = [path.name for name in ("2", "latest") for path in newer(kept / name)]
+    assert {path.name for path in kept.iterdir()} == {"1", "empty", "latest", "note", *aside}
+    assert (newer(kept / "2")[0] / "weights").read_text() == "two"
+    assert str(newer(kept / "latest")[0].readlink()) == "2"
+
+
+def test_it_is_let_be_if_files_are_to_be_kept(saver: tuple[Life, Path]) -> None:
+    life, kept = saver
+    life.restore(files=Policy.KEEP).settle()
+    life.counts_on()
+    assert as_it_was_later(kept)
+
+
+def test_a_restore_that_fails_leaves_it_as_it_found_it(saver: tuple[Life, Path]) -> None:
+    life, kept = saver
+    working, life.criu = life.criu, broken_criu(life)
+    with pytest.raises(Internal, match="criu restore failed"):
+        life.restore()
+    assert as_it_was_later(kept)
+    life.criu = working
+    life.restore().abandon()
+    assert as_it_was_later(kept)
+
+
+def test_a_worker_that_is_killed_leaves_it_as_it_found_it(
+    saver: tuple[Life, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it had put aside before is there again; folders that it has made may stay."""
+    life, kept = saver
+    with monkeypatch.context() as killed:
+        killed.setenv("PHOS_FAULT", "files-replace:kill")
+        with pytest.raises(Internal, match="working on the files of user"):
+            life.restore()
+    for folder in (kept / "1", kept / "empty"):
+        folder.rmdir()
+    assert as_it_was_later(kept)
+    life.restore().settle()
+    life.counts_on()
+    assert (kept / "1" / "weights").read_text() == "one"
 
 
 @pytest.mark.parametrize("user", [None, USER, USER + 1])
@@ -343,6 +435,8 @@ def test_a_kill_while_it_is_put_back(
         state.rename(state.with_name("other"))
         shutil.copy(state.with_name("other"), state)
         os.chown(state, uid, uid)
+    with state.open("ab") as file:
+        file.write(b"and more")
     newer_bytes = state.read_bytes()
     with monkeypatch.context() as killed:
         killed.setenv("PHOS_FAULT", f"{point}:kill")
@@ -376,7 +470,7 @@ def test_a_disk_without_room(life: Life, monkeypatch: pytest.MonkeyPatch) -> Non
     state_of(life)
     life.start(STATE)
     life.counts_on()
-    monkeypatch.setattr(written_files, "copy_sparse", full)
+    monkeypatch.setattr(written_files, "copy_file", full)
     with pytest.raises(OutOfSpace, match="state into the image failed"):
         life.dump()
     goes_on(life)

@@ -67,7 +67,8 @@ def test_it_goes_on_where_it_was_saved(
 ) -> None:
     chance = random.Random(int(os.environ.get("PHOS_TEST_SEED", "1")))
     line = Line(bus, tmp_path, *(["--keep-files", str(books)] if declared else []))
-    words = (sys.executable, str(PROGRAM), str(STEPS), str(books))
+    more = ("strict",) if declared else ()
+    words = (sys.executable, str(PROGRAM), str(STEPS), str(books), *more)
     with phosd(bus, tmp_path), nothing_left(line):
         for number in range(CRASHES):
             relay = line.start(*words)
@@ -79,14 +80,16 @@ def test_it_goes_on_where_it_was_saved(
             assert relay.wait(60) == 128 + signal.SIGKILL, (number, line.said)
         assert line.start(*words).wait(120) == 0, line.said
         assert [*books.glob("table.phos-newer-*")], line.said
+        assert [*books.glob("strict/*.phos-newer-*")] or not declared, line.said
         phos(bus, tmp_path, "prune", "--files", "0s", "--yes")
         assert not [*books.rglob("*.phos-*")], line.said
     again = tmp_path / "again"
     again.mkdir()
-    assert line.values() == run_to_end(PROGRAM.stem, STEPS, str(again), hooked=False)
+    assert line.values() == run_to_end(PROGRAM.stem, STEPS, str(again), *more, hooked=False)
     assert contents(books) == contents(again)
     steps = [int(step) for step in (books / "log").read_text().split()]
-    assert sorted({*steps}) == [*range(STEPS)] and len(steps) > STEPS
+    assert sorted({*steps}) == [*range(STEPS)]
+    assert (len(steps) == STEPS) == declared  # else some come again
 
 
 @pytest.mark.timeout(600)

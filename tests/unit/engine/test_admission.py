@@ -130,7 +130,7 @@ def group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CheckpointGroup:
 
 def needs(monkeypatch: pytest.MonkeyPatch, *, host: int = 0, cpu: int = 0, gpu: int = 0) -> None:
     monkeypatch.setattr(
-        admission, "_estimate", lambda group, mode, kept: admission.Needs(host, cpu, gpu)
+        admission, "_estimate", lambda group, mode, config: admission.Needs(host, cpu, gpu)
     )
 
 

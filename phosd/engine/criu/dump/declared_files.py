@@ -13,6 +13,7 @@ from typing import NamedTuple, Self
 
 from phosd.engine.criu.files.file_worker import SHORT_TIMEOUT, Orders, Worker
 from phosd.engine.criu.run.invocation import Owner
+from phosd.engine.image.cpu_manifest import DeclaredState
 from phosd.engine.program.declared import KEEP_FILES, KeptFiles, declared_patterns
 from phosd.engine.program.tree import ProcessTree
 from phosd.engine.system import procfs
@@ -30,14 +31,16 @@ class DeclaredFile(NamedTuple):
 
 class DeclaredFiles:
     """Those of a program, with what is ``kept`` for its user. Inside the context the worker stands
-    by, if there is anything.
+    by, if there is anything. ``runtime_dir`` has the records of the pid namespaces made by phosd.
     """
 
-    def __init__(self, tree: ProcessTree, kept: KeptFiles = ()) -> None:
+    def __init__(self, tree: ProcessTree, kept: KeptFiles, runtime_dir: Path | None) -> None:
         self._owner = Owner.of(tree)
-        self._patterns = declared_patterns(tree.root.pid, self._owner.uid, kept)
+        self._patterns = declared_patterns(tree.root.pid, self._owner.uid, kept, runtime_dir)
         self._opened = contextlib.ExitStack()
         self._worker: Worker | None = None
+        self.state: DeclaredState | None = None
+        """All that was there when :meth:`now` was called last."""
 
     def __enter__(self) -> Self:
         if self._patterns:
@@ -65,6 +68,7 @@ class DeclaredFiles:
                 "phosd.toml",
                 reason=Reason.PROCESS_STATE,
             )
+        self.state = answer.state
         process, kinds = procfs.PROC / str(self._worker.pid), mount_types(os.getpid())
         for found in answer.found:
             number = str(found.descriptor)

@@ -149,7 +149,9 @@ class Dump:
             held = self._options.checkpointed & set(self._tree.pids)
             if held and self._options.held:
                 self.tracer = Tracer(lambda: held, self._options.deadline)
-            declared = stack.enter_context(DeclaredFiles(self._tree, self._options.kept))
+            declared = stack.enter_context(
+                DeclaredFiles(self._tree, self._options.kept, self._criu.runtime_dir)
+            )
             parts = self._parts(running_tree, Output(self._tree, plan), declared)
             self._parts_of_dump = stack.enter_context(Parts(parts))
             with contextlib.ExitStack() as begun:

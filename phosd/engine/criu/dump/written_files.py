@@ -1,9 +1,10 @@
 """Save the bytes of the files that a tree writes to, as of the stop.
 
 CRIU leaves the bytes of ordinary files to whoever restores: a program that went on after its
-checkpoint has changed its database since. They are read while the program still runs; what has
-changed since, or is mapped, is read again when the tree is frozen, so that all of it is of one
-moment. What is only appended to needs no bytes: it may have grown.
+checkpoint has changed its database since. They are copied while the program still runs; the copies
+of what has changed since, or is mapped, are brought up to date when the tree is frozen, so that all
+of it is of one moment. On a file system that can clone files, where the image is, too, a copy is a
+clone. What is only appended to needs no bytes: it may have grown.
 """
 
 import os
@@ -19,7 +20,7 @@ from typing import Self
 from msgspec.structs import replace
 
 from phosd.engine.criu.dump.declared_files import DeclaredFile, DeclaredFiles
-from phosd.engine.criu.files.file_bytes import copy_sparse
+from phosd.engine.criu.files.file_bytes import copy_file, update_file
 from phosd.engine.criu.kinds.named_files import (
     MOST_FILES,
     MOST_WRITTEN,
@@ -145,8 +146,10 @@ class WrittenFiles(CriuPart):
         self._declared = declared
         self._folder = folder
         self._private = folder
-        self._read: dict[_Inode, tuple[str, tuple[int, ...]]] = {}
-        """What was read before the stop: its name here, and the stamp that the file had."""
+        self._copies: dict[_Inode, tuple[str, tuple[int, ...] | None]] = {}
+        """The copies made before the stop: their names here, and the stamps that the files had.
+        None: they may have changed with the same one.
+        """
         self._saved: tuple[WrittenFile, ...] = ()
         self.left_out: tuple[str, ...] = ()
         """Paths of files that were too large, or too many, when the tree was frozen."""
@@ -157,10 +160,9 @@ class WrittenFiles(CriuPart):
             found = chosen(self._before, self._declared.now())
             for number, (key, each) in enumerate(found.files.items()):
                 point(Point.FILES_READ)
-                read_at = time.time_ns()
-                copied = self._copied(each, str(number))
-                if copied and each.status.st_ctime_ns < read_at - _TICK_NS:
-                    self._read[key] = str(number), each.stamp
+                settled = each.status.st_ctime_ns < time.time_ns() - _TICK_NS
+                if self._copied(each, str(number)) is not None:
+                    self._copies[key] = str(number), each.stamp if settled else None
         except BaseException:
             remove_trees([self._private])
             raise
@@ -175,16 +177,15 @@ class WrittenFiles(CriuPart):
         found = chosen(tree, self._declared.now())
         self.left_out = found.left_out
         for key, each in found.files.items():
-            name, stamp = self._read.get(key, ("", ()))
-            if not name or each.mapped or stamp != each.stamp:
-                name = f"frozen-{len(saved)}"
-                if not self._copied(each, name):
-                    continue
-            saved.append(self._record(each, name))
+            name, stamp = self._copies.get(key, (f"frozen-{len(saved)}", None))
+            unchanged = stamp == each.stamp and not each.mapped
+            size = each.status.st_size if unchanged else self._copied(each, name)
+            if size is not None:
+                saved.append(_record(each, name, size))
         self._saved = tuple(saved)
 
     def record(self, details: CpuDetails) -> CpuDetails:
-        return replace(details, written_files=self._saved)
+        return replace(details, written_files=self._saved, declared=self._declared.state)
 
     def complete(self) -> None:
         point(Point.FILES_COMPLETE)
@@ -195,32 +196,21 @@ class WrittenFiles(CriuPart):
         if needed:
             self._private.rename(self._folder / FOLDER)
 
-    def _record(self, file: _Written, name: str) -> WrittenFile:
-        status = file.status
-        return WrittenFile(
-            path=file.path,
-            saved=f"{FOLDER}/{name}",
-            size=(self._private / name).stat().st_size,
-            mode=stat.S_IMODE(status.st_mode),
-            gid=status.st_gid,
-            inode=0 if file.declared else status.st_ino,
-            mtime_ns=status.st_mtime_ns,
-            mapped=file.mapped,
-            declared=file.declared,
-        )
-
-    def _copied(self, file: _Written, name: str) -> bool:
-        """Copy a file as it is now. Returns False if it has gone, or is lent (a lease)."""
+    def _copied(self, file: _Written, name: str) -> int | None:
+        """Make the copy what the file is, and return its bytes; None: it has gone, or is lent (a
+        lease).
+        """
         try:
             source = os.open(file.link, _READ)
         except (FileNotFoundError, ProcessLookupError, BlockingIOError):
-            return False
+            return None
         try:
-            copy = os.open(self._private / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            target = os.open(self._private / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
-                copy_sparse(source, copy, os.fstat(source).st_size)
+                bring = update_file if os.fstat(target).st_size > 0 else copy_file
+                bring(source, target, size := os.fstat(source).st_size)
             finally:
-                os.close(copy)
+                os.close(target)
         except OSError as error:
             raise OutOfSpace(
                 f"copying {file.path} into the image failed: {error.strerror}",
@@ -228,4 +218,19 @@ class WrittenFiles(CriuPart):
             ) from error
         finally:
             os.close(source)
-        return True
+        return size
+
+
+def _record(file: _Written, name: str, size: int) -> WrittenFile:
+    status = file.status
+    return WrittenFile(
+        path=file.path,
+        saved=f"{FOLDER}/{name}",
+        size=size,
+        mode=stat.S_IMODE(status.st_mode),
+        gid=status.st_gid,
+        inode=0 if file.declared else status.st_ino,
+        mtime_ns=status.st_mtime_ns,
+        mapped=file.mapped,
+        declared=file.declared,
+    )

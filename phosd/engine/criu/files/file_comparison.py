@@ -10,19 +10,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from phosd.engine.criu.files.declared import made_since
 from phosd.engine.criu.files.file_bytes import digest
 from phosd.engine.criu.files.file_orders import Copied, Orders, Policy
+from phosd.engine.criu.files.names_beside import NEWER, TAIL
 from phosd.engine.criu.images.build_ids import build_id
-from phosd.engine.image.cpu_manifest import MappedFile, MemoryFile, OpenFile, WrittenFile
+from phosd.engine.image.cpu_manifest import (
+    DeclaredState,
+    MappedFile,
+    MemoryFile,
+    OpenFile,
+    WrittenFile,
+)
 
-TAIL, NEWER = ".phos-tail-", ".phos-newer-"
-"""What follows the names of files in which what was cut or replaced stays, before a mark."""
-UNDO = ".phos-undo-"
-"""What follows the name of a file that is being written in place, before a mark: there it is whole,
-as it was. If there is such a file, the other one may be a mixture.
-"""
-FRESH = ".phos-new-"
-"""What follows the names of new files beside those that they replace, before a mark."""
 _STEP = 1 << 20
 
 
@@ -41,13 +41,17 @@ def opened(path: str, flags: int) -> Iterator[int]:
 @dataclass
 class Comparison:
     """What is wrong with the files, and what is to be done: files to be ``cut``, to be put ``back``
-    from their saved bytes, and to be ``made`` anew.
+    from their saved bytes, and to be ``made`` anew. In declared places what was made since is
+    put ``aside``, ``folders`` that are gone are made, and ``links`` point again to what they did.
     """
 
     problems: list[str] = field(default_factory=list)
     cut: dict[str, OpenFile] = field(default_factory=dict)
     back: list[tuple[WrittenFile, int]] = field(default_factory=list)
     made: list[OpenFile] = field(default_factory=list)
+    aside: list[str] = field(default_factory=list)
+    folders: list[tuple[str, int]] = field(default_factory=list)
+    links: list[tuple[str, str]] = field(default_factory=list)
 
     def told(self) -> Iterator[str]:
         """Yield what is done with them, in words."""
@@ -58,6 +62,10 @@ class Comparison:
                 yield f"{file.path} is put back; the newer one stays as {file.path}{NEWER}*"
             else:
                 yield f"{file.path}, which is gone, is put back"
+        for path in self.aside:
+            yield f"{path} was made since, and stays as {path}{NEWER}*"
+        for path, target in self.links:
+            yield f"{path} is a link to {target} again"
 
 
 def compared(orders: Orders) -> Comparison:
@@ -96,7 +104,23 @@ def compared(orders: Orders) -> Comparison:
     found.problems += filter(None, map(_examine_mapped, others))
     found.problems += filter(None, map(_examine_needed, orders.needed))
     found.problems += filter(None, map(_examine_output, made))
+    if orders.state is not None:
+        _compare_declared(orders.state, found)
     return found
+
+
+def _compare_declared(state: DeclaredState, found: Comparison) -> None:
+    found.aside = list(made_since(state))
+    gone = (path for path in state.folders if not os.path.lexists(path))
+    found.folders = [(path, state.folders[path]) for path in sorted(gone)]
+    found.links = [each for each in sorted(state.links.items()) if not _points_to(*each)]
+
+
+def _points_to(path: str, target: str) -> bool:
+    try:
+        return str(Path(path).readlink()) == target
+    except OSError:
+        return False
 
 
 def saved_bytes(orders: Orders) -> dict[str, tuple[WrittenFile, int]]:

@@ -4,7 +4,13 @@ from enum import StrEnum
 
 import msgspec
 
-from phosd.engine.image.cpu_manifest import MappedFile, MemoryFile, OpenFile, WrittenFile
+from phosd.engine.image.cpu_manifest import (
+    DeclaredState,
+    MappedFile,
+    MemoryFile,
+    OpenFile,
+    WrittenFile,
+)
 
 
 class Policy(StrEnum):
@@ -55,13 +61,16 @@ class Output(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Versions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What restores have left beside ``files`` until ``before`` (epoch seconds).
+    """What restores have left until ``before`` (epoch seconds) beside ``files``, beside what
+    ``patterns`` stand for, and beside anything in ``folders``.
 
     ``remove`` has the paths of those to remove; if empty, they are only listed.
     """
 
     files: tuple[str, ...]
     before: float
+    patterns: tuple[str, ...] = ()
+    folders: tuple[str, ...] = ()
     remove: tuple[str, ...] = ()
 
 
@@ -110,7 +119,8 @@ class Orders(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     empty, if they are missing, with the folders that they are in. ``mended`` are files of which
     interrupted work is undone: what was half done, and what was done with this ``mark``.
     ``declared`` are folders, files and patterns of which the files are to be opened, and kept open
-    until the next such orders.
+    until the next such orders. ``state`` is what was there at the stop: what was made since is put
+    aside.
     """
 
     uid: int
@@ -136,6 +146,7 @@ class Orders(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     outputs_made: tuple[OpenFile, ...] = ()
     mended: tuple[WrittenFile, ...] = ()
     declared: tuple[str, ...] = ()
+    state: DeclaredState | None = None
     versions: Versions | None = None
 
     @property
@@ -155,7 +166,8 @@ class Inode(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The answer. ``problems`` are sentences for the user; if there are any, nothing was changed.
     ``told`` says what is done, or would be, with files that are not as they were, and ``back`` are
-    those that are put back. ``found`` are the files that were declared.
+    those that are put back. ``found`` are the files that were declared, and ``state`` is all that
+    is there.
 
     ``outputs`` are the folders found or removed, and ``versions`` the files. ``digests`` are empty
     for files that cannot be read; ``closed`` are the folders in which the owner cannot make files,
@@ -171,4 +183,5 @@ class Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     told: tuple[str, ...] = ()
     back: tuple[str, ...] = ()
     found: tuple[Found, ...] = ()
+    state: DeclaredState | None = None
     versions: tuple[Version, ...] = ()

@@ -5,47 +5,26 @@ Only the file worker's process does this: each path is one that a user named.
 
 import contextlib
 import os
-import re
 import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
-from phosd.engine.criu.files import newer_versions
-from phosd.engine.criu.files.declared import opened_anew
-from phosd.engine.criu.files.file_bytes import copy_sparse, digest
-from phosd.engine.criu.files.file_comparison import (
-    FRESH,
-    NEWER,
-    TAIL,
-    UNDO,
-    Comparison,
-    compared,
-    opened,
-    saved_bytes,
-)
-from phosd.engine.criu.files.file_orders import (
-    Answer,
-    Change,
-    Copied,
-    Hashed,
-    Inode,
-    Orders,
-    Output,
-    Outputs,
-)
+from phosd.engine.criu.files import newer_versions, old_outputs
+from phosd.engine.criu.files.declared import left_aside, opened_anew
+from phosd.engine.criu.files.file_bytes import copy_file, digest, update_file
+from phosd.engine.criu.files.file_comparison import Comparison, compared, opened, saved_bytes
+from phosd.engine.criu.files.file_orders import Answer, Change, Copied, Hashed, Inode, Orders
+from phosd.engine.criu.files.names_beside import FRESH, NEWER, TAIL, UNDO
 from phosd.engine.faults import Point, point
 from phosd.engine.image.cpu_manifest import MemoryFile, OpenFile, WrittenFile
-
-_OUTPUT = re.compile(r"\d{8}T\d{6}-[0-9a-f]{6}")
-"""The form of the folder names that ``phos run`` creates."""
 
 
 def perform(orders: Orders) -> Answer:
     """Carry out the orders; if one cannot be, change nothing, and say why."""
     if orders.outputs is not None:
         try:
-            return Answer(outputs=tuple(_outputs(orders.outputs)))
+            return Answer(outputs=tuple(old_outputs.found(orders.outputs)))
         except OSError as error:
             return Answer((f"{orders.outputs.folder}: {error.strerror}",))
     if orders.versions is not None:
@@ -61,6 +40,9 @@ def perform(orders: Orders) -> Answer:
             _mend(file, orders.mark)
         except OSError as error:
             return Answer((f"{file.path}, half put back before: {error.strerror}",))
+    if orders.mark and orders.state is not None:
+        for path in left_aside(orders.state, orders.mark):
+            _take_back(path, orders.mark)
     for change in reversed(orders.undo):
         _undo(change)
     for change in orders.settle:
@@ -83,6 +65,15 @@ def perform(orders: Orders) -> Answer:
 def _change(orders: Orders, found: Comparison, changes: list[Change]) -> None:
     """Cut, put back, make and copy; add each change to ``changes``."""
     saved = saved_bytes(orders)
+    for path in found.aside:
+        changes.append(_put_aside(path, orders.mark))
+    for path, mode in found.folders:
+        _make(Path(path), changes, mode)
+    for path, target in found.links:
+        if os.path.lexists(path):
+            changes.append(_put_aside(path, orders.mark))
+        Path(path).symlink_to(target)
+        changes.append(Change(path, ""))
     for file in found.cut.values():
         changes.append(_cut(file, orders.mark))
     for written, source in found.back:
@@ -113,12 +104,28 @@ def _identify(paths: Iterable[str]) -> Iterator[Inode]:
             yield Inode(path, status.st_dev, status.st_ino)
 
 
-def _make(folder: Path, changes: list[Change]) -> None:
+def _make(folder: Path, changes: list[Change], mode: int = 0o700) -> None:
     """Make a folder, and those above it, for their owner alone; add them to ``changes``."""
     missing = [each for each in (folder, *folder.parents) if not each.exists()]
     for each in reversed(missing):
         each.mkdir(mode=0o700)
         changes.append(Change(str(each), "", folder=True))
+    if missing:
+        folder.chmod(mode)
+
+
+def _put_aside(path: str, mark: str) -> Change:
+    """Give a file, folder or link another name, under which it stays."""
+    beside = f"{path}{NEWER}{mark}"
+    Path(path).rename(beside)
+    return Change(path, beside, stays=True)
+
+
+def _take_back(path: str, mark: str) -> None:
+    """Undo what a process that was killed had put aside."""
+    if Path(path).is_symlink():
+        Path(path).unlink()
+    Path(f"{path}{NEWER}{mark}").rename(path)
 
 
 def _make_output(file: OpenFile, changes: list[Change]) -> None:
@@ -143,7 +150,7 @@ def _make_copy(file: Copied, changes: list[Change], saved: tuple[WrittenFile, in
         changes.append(Change(file.target, ""))
         try:
             os.fchmod(target, mode)
-            copy_sparse(source, target, min(file.size, status.st_size))
+            copy_file(source, target, min(file.size, status.st_size))
         finally:
             os.close(target)
 
@@ -177,7 +184,7 @@ def _put_back(file: MemoryFile, source: int, mark: str) -> Change:
     """Put the saved bytes at the path as a new file; keep the old file beside it until the end."""
     beside = f"{file.path}.phos-old-{mark}"
     with _fresh(file.path, mark) as target:
-        copy_sparse(source, target, file.size)
+        copy_file(source, target, file.size)
         os.fchmod(target, file.mode)
     return Change(file.path, _replace(file.path, mark, beside))
 
@@ -194,7 +201,8 @@ def _roll_back(file: WrittenFile, source: int, mark: str) -> Change:
     except FileNotFoundError:
         pass
     with _fresh(file.path, mark) as target:
-        _fill(target, file, source)
+        copy_file(source, target, file.size)
+        _describe(target, file)
     return Change(file.path, _replace(file.path, mark, beside), stays=True)
 
 
@@ -203,14 +211,17 @@ def _write_in_place(descriptor: int, file: WrittenFile, source: int, mark: str) 
     was is, under a name that :func:`_mend` knows.
     """
     undo, beside = f"{file.path}{UNDO}{mark}", f"{file.path}{NEWER}{mark}"
-    with _fresh(file.path, mark) as copy:
-        _copy_whole(descriptor, copy)
-        os.fsync(copy)
+    with _fresh(file.path, mark) as newer:
+        _copy_whole(descriptor, newer)
+        os.fsync(newer)
     point(Point.FILES_BESIDE)
     Path(f"{file.path}{FRESH}{mark}").rename(undo)
     _sync_folder(file.path)  # before anything of the file changes
     try:
-        _fill(descriptor, file, source)
+        os.ftruncate(descriptor, file.size)
+        point(Point.FILES_FILL)
+        update_file(source, descriptor, file.size)
+        _describe(descriptor, file)
     except OSError:
         _give_back(file.path, undo)
         raise
@@ -278,11 +289,8 @@ def _sync_folder(path: str) -> None:
         os.close(folder)
 
 
-def _fill(target: int, file: WrittenFile, source: int) -> None:
-    """Give an open file the bytes, the mode and the time that were saved."""
-    os.ftruncate(target, 0)  # what is a hole in the source is not written
-    point(Point.FILES_FILL)
-    copy_sparse(source, target, file.size)
+def _describe(target: int, file: WrittenFile) -> None:
+    """Give an open file the group, the mode and the time that were saved."""
     if os.fstat(target).st_gid != file.gid:
         os.fchown(target, -1, file.gid)
     os.fchmod(target, file.mode)
@@ -293,7 +301,7 @@ def _fill(target: int, file: WrittenFile, source: int) -> None:
 def _copy_whole(source: int, target: int) -> None:
     """Give an empty open file the bytes, the mode and the time of another."""
     now = os.fstat(source)
-    copy_sparse(source, target, now.st_size)
+    copy_file(source, target, now.st_size)
     os.fchmod(target, stat.S_IMODE(now.st_mode))
     os.utime(target, ns=(now.st_mtime_ns, now.st_mtime_ns))
 
@@ -341,41 +349,3 @@ def _undo(change: Change) -> None:
             Path(change.path).rmdir()
     else:
         Path(change.path).unlink(missing_ok=True)
-
-
-def _names(folder: int) -> list[str]:
-    with os.scandir(folder) as entries:
-        return [entry.name for entry in entries]
-
-
-def _outputs(wanted: Outputs) -> Iterator[Output]:
-    """Yield the user's own old folders; remove them if ordered."""
-    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-    try:
-        runs = os.open(wanted.folder, flags)
-    except FileNotFoundError:
-        return
-    for name in wanted.remove or sorted(_names(runs)):
-        if not _OUTPUT.fullmatch(name):
-            continue
-        try:
-            folder = os.open(name, flags, dir_fd=runs)
-        except OSError:  # a link, or it no longer exists
-            continue
-        try:
-            files = _names(folder)
-            found = [os.stat(file, dir_fd=folder, follow_symlinks=False) for file in files]
-            itself = os.fstat(folder)
-            plain = all(stat.S_ISREG(status.st_mode) for status in found)
-            written = max(status.st_mtime for status in (itself, *found))
-            if not plain or itself.st_uid != os.geteuid() or written >= wanted.before:
-                continue
-            if wanted.remove:
-                for file in files:
-                    os.unlink(file, dir_fd=folder)
-                os.rmdir(name, dir_fd=runs)
-            yield Output(name, sum(status.st_size for status in found), written)
-        except OSError:  # it is in use; a later call may succeed
-            continue
-        finally:
-            os.close(folder)

@@ -6,6 +6,7 @@ its length, on the socket that is its standard input.
 """
 
 import os
+import select
 import socket
 import struct
 import subprocess
@@ -13,6 +14,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from threading import Thread
 from typing import Self
 
 import msgspec
@@ -32,7 +34,7 @@ from phosd.engine.criu.files.file_orders import (
 from phosd.engine.criu.files.file_work import perform
 from phosd.engine.job.cancellation import Cancellation
 from phosd.engine.system.native import python_environment
-from phosd.engine.system.privileges import become, die_with_parent
+from phosd.engine.system.privileges import become
 from phosd.engine.system.reaping import reap_later
 from phosd.errors import Internal, Reason, Timeout, Unsupported
 
@@ -174,10 +176,20 @@ def require_usable(answer: Answer) -> None:
         )
 
 
+def _end_with(stream: socket.socket) -> None:
+    """Wait until whoever gives the orders has gone, and end. The kernel would end this process
+    already with the thread that had started it.
+    """
+    gone = select.poll()
+    gone.register(stream, select.POLLRDHUP)
+    gone.poll()
+    os._exit(1)
+
+
 def main() -> None:
     """Become the owner, and carry out orders until there are no more.
 
-    It ends with phosd: the next one may undo what it had half done.
+    It ends with phosd, also in the middle: the next one may undo what it had half done.
     """
     stream, parent = socket.socket(fileno=0), os.getppid()
     known = False
@@ -187,7 +199,7 @@ def main() -> None:
         if not known and orders.uid != 0:
             become(orders.uid, orders.gid, orders.groups)
         if not known:
-            die_with_parent()  # after that: other ids forget it
+            Thread(target=_end_with, args=(stream,), daemon=True).start()
         if os.getppid() != parent:
             return
         known = True

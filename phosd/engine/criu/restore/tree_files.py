@@ -77,7 +77,7 @@ class TreeFiles:
         """Cut and replace what has changed. Raises :class:`Unsupported` if that is not possible."""
         orders = self._orders or self._make_orders()
         work = (orders.open_files, orders.memory_files, orders.written_files)
-        if any(work) or orders.needed or orders.copies:
+        if any(work) or orders.needed or orders.copies or orders.state is not None:
             left = orders.written_files if self._clone is None else ()
             wanted = msgspec.structs.replace(orders, apply=True, mended=left)
             ask = file_worker.work if self._worker is None else self._worker.ask
@@ -121,6 +121,7 @@ class TreeFiles:
         if self._clone is not None:  # what nobody had open is the original's
             rolled = tuple(file for file in rolled if not file.declared)
         written = [self._open(file.saved) for file in rolled]
+        alone = self._policy is Policy.ROLLBACK and self._clone is None
         return Orders(
             uid=user.uid,
             gid=user.gid,
@@ -139,6 +140,7 @@ class TreeFiles:
             needed=socket_folders(self._tree.folder),
             copies=copies,
             outputs_made=made_if_missing(details),
+            state=details.declared if alone else None,
         )
 
     def _open(self, saved: str) -> int:
@@ -152,9 +154,10 @@ def mend(tree: SavedTree, mark: str = "") -> None:
     """Undo what a worker that was killed had half done with files of ``tree``, so that each is
     whole; and all that it had done with them, if its ``mark`` is known.
     """
-    if files := tree.details.written_files:
-        user = tree.user
-        orders = Orders(user.uid, user.gid, user.groups, mark=mark, mended=files)
+    details, user = tree.details, tree.user
+    if details.written_files or details.declared is not None:
+        ids, files = (user.uid, user.gid, user.groups), details.written_files
+        orders = Orders(*ids, mark=mark, mended=files, state=details.declared)
         file_worker.require_usable(file_worker.work(orders))
 
 

@@ -205,7 +205,7 @@ def _of_this_store(
     trees = []
     for tree in found.image.trees:
         assert tree.details is not None  # it was checked
-        details = replace(tree.details, cgroups=None, imported=True, loginuid=None)
+        details = replace(tree.details, cgroups=None, declared=None, imported=True, loginuid=None)
         trees.append(replace(tree, files=writer.seal(tree.folder), details=details))
     name = found.image.name
     return replace(
