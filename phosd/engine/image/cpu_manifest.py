@@ -51,7 +51,8 @@ class WrittenFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ``saved`` is relative to the tree's folder; ``mode`` has the permission bits. ``inode``: a
     program may have noted which file it is, as sqlite does. ``mapped``: shared and writable, so
     that its times do not tell when it was written. ``declared``: the program did not have it open,
-    and was started with it as its own; its inode, which is 0, does not matter.
+    and was started with it as its own; its inode, which is 0, does not matter. ``attributes`` are
+    extended ones, in hexadecimal.
     """
 
     path: str
@@ -63,6 +64,7 @@ class WrittenFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     mtime_ns: int
     mapped: bool = False
     declared: bool = False
+    attributes: dict[str, str] = {}
 
 
 class DeclaredState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import struct
 from collections.abc import Callable
 from pathlib import Path
 
@@ -105,6 +106,21 @@ def newer(path: Path) -> list[Path]:
     return [*path.parent.glob(f"{path.name}.phos-newer-*")]
 
 
+ACCESS = "system.posix_acl_access"
+
+
+def access_of(uid: int) -> bytes:
+    """An access list that lets one more user read (linux/posix_acl_xattr.h)."""
+    owner, user, group, mask, others, nobody = 1, 2, 4, 16, 32, 0xFFFFFFFF
+    rows = [(owner, 6, nobody), (user, 4, uid), (group, 4, nobody), (mask, 4, nobody)]
+    rows.append((others, 0, nobody))
+    return struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *row) for row in rows)
+
+
+def attributes(path: Path) -> dict[str, bytes]:
+    return {name: os.getxattr(path, name) for name in os.listxattr(path)}
+
+
 @pytest.mark.parametrize("uid", [0, USER])
 @pytest.mark.parametrize("program", [DATABASE, ARRAY], ids=["database", "array"])
 def test_it_finds_what_it_had_written(program: str, uid: int, lives: Callable[[int], Life]) -> None:
@@ -119,6 +135,32 @@ def test_it_finds_what_it_had_written(program: str, uid: int, lives: Callable[[i
     assert (life.home / name).stat().st_uid == uid
     assert not [*life.home.glob("*.phos-new-*"), *life.home.glob("*.phos-old-*")]
     assert not [*life.private.glob("written-*")]
+
+
+@pytest.mark.parametrize("uid", [0, USER])
+@pytest.mark.parametrize("replaced", [False, True])
+def test_extended_attributes_come_back(
+    replaced: bool, uid: int, lives: Callable[[int], Life]
+) -> None:
+    """An access list, too; the newer file keeps its own."""
+    life = lives(uid)
+    state = state_of(life)
+    before = {"user.kept": b"\0then", ACCESS: access_of(USER + 1)}
+    for name, value in before.items():
+        os.setxattr(state, name, value)
+    dumped(life, STATE)
+    if replaced:
+        state.rename(other := state.with_name("other"))
+        shutil.copy(other, state)  # with its attributes
+        os.chown(state, uid, uid)
+    os.removexattr(state, ACCESS)
+    later = {"user.kept": b"now", "user.more": b""}
+    for name, value in later.items():
+        os.setxattr(state, name, value)
+    life.restore().settle()
+    goes_on(life)
+    assert attributes(state) == before
+    assert attributes(newer(state)[0]) == later
 
 
 @pytest.mark.parametrize("uid", [0, USER])
@@ -335,6 +377,27 @@ def test_a_declared_folder_is_as_it_was(saver: tuple[Life, Path]) -> None:
     assert {path.name for path in kept.iterdir()} == {"1", "empty", "latest", "note", *aside}
     assert (newer(kept / "2")[0] / "weights").read_text() == "two"
     assert str(newer(kept / "latest")[0].readlink()) == "2"
+
+
+def test_what_lies_in_a_folder_of_another_user_is_let_be(lives: Callable[[int], Life]) -> None:
+    """Its owner could put a link in the place of that folder."""
+    life = lives(0)
+    kept = life.home / "kept"
+    theirs = kept / "theirs"
+    theirs.mkdir(parents=True)
+    (theirs / "latest").symlink_to("1")
+    os.chown(theirs, USER, USER)
+    life.start(COUNTER, env=os.environ | {"PHOS_KEEP_FILES": str(kept)})
+    life.counts_on()
+    life.dump()
+    life.kill()
+    (theirs / "new").write_text("of root")
+    (theirs / "latest").unlink()
+    (theirs / "latest").symlink_to("2")
+    life.restore().settle()
+    life.counts_on()
+    assert str((theirs / "latest").readlink()) == "2"
+    assert {path.name for path in theirs.iterdir()} == {"new", "latest"}
 
 
 def test_it_is_let_be_if_files_are_to_be_kept(saver: tuple[Life, Path]) -> None:

@@ -15,11 +15,12 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import NamedTuple, Self
 
 from msgspec.structs import replace
 
 from phosd.engine.criu.dump.declared_files import DeclaredFile, DeclaredFiles
+from phosd.engine.criu.files.attributes import attributes_of
 from phosd.engine.criu.files.file_bytes import copy_file, update_file
 from phosd.engine.criu.kinds.named_files import (
     MOST_FILES,
@@ -65,6 +66,14 @@ class _Written:
         """A value that changes when the file does, unless it is mapped."""
         now = self.status
         return now.st_size, now.st_mtime_ns, now.st_ctime_ns
+
+
+class _Copy(NamedTuple):
+    """The name of a copy, its bytes, and the file's extended attributes."""
+
+    name: str
+    size: int
+    attributes: dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -146,9 +155,9 @@ class WrittenFiles(CriuPart):
         self._declared = declared
         self._folder = folder
         self._private = folder
-        self._copies: dict[_Inode, tuple[str, tuple[int, ...] | None]] = {}
-        """The copies made before the stop: their names here, and the stamps that the files had.
-        None: they may have changed with the same one.
+        self._copies: dict[_Inode, tuple[_Copy, tuple[int, ...] | None]] = {}
+        """The copies made before the stop, and the stamps that the files had. None: they may have
+        changed with the same one.
         """
         self._saved: tuple[WrittenFile, ...] = ()
         self.left_out: tuple[str, ...] = ()
@@ -161,8 +170,8 @@ class WrittenFiles(CriuPart):
             for number, (key, each) in enumerate(found.files.items()):
                 point(Point.FILES_READ)
                 settled = each.status.st_ctime_ns < time.time_ns() - _TICK_NS
-                if self._copied(each, str(number)) is not None:
-                    self._copies[key] = str(number), each.stamp if settled else None
+                if copied := self._copied(each, str(number)):
+                    self._copies[key] = copied, each.stamp if settled else None
         except BaseException:
             remove_trees([self._private])
             raise
@@ -177,11 +186,11 @@ class WrittenFiles(CriuPart):
         found = chosen(tree, self._declared.now())
         self.left_out = found.left_out
         for key, each in found.files.items():
-            name, stamp = self._copies.get(key, (f"frozen-{len(saved)}", None))
-            unchanged = stamp == each.stamp and not each.mapped
-            size = each.status.st_size if unchanged else self._copied(each, name)
-            if size is not None:
-                saved.append(_record(each, name, size))
+            copied, stamp = self._copies.get(key, (None, None))
+            if copied is None or stamp != each.stamp or each.mapped:
+                copied = self._copied(each, copied.name if copied else f"frozen-{len(saved)}")
+            if copied is not None:
+                saved.append(_record(each, copied))
         self._saved = tuple(saved)
 
     def record(self, details: CpuDetails) -> CpuDetails:
@@ -196,8 +205,8 @@ class WrittenFiles(CriuPart):
         if needed:
             self._private.rename(self._folder / FOLDER)
 
-    def _copied(self, file: _Written, name: str) -> int | None:
-        """Make the copy what the file is, and return its bytes; None: it has gone, or is lent (a
+    def _copied(self, file: _Written, name: str) -> _Copy | None:
+        """Make the copy of a name what the file is. Returns None if it has gone, or is lent (a
         lease).
         """
         try:
@@ -209,6 +218,7 @@ class WrittenFiles(CriuPart):
             try:
                 bring = update_file if os.fstat(target).st_size > 0 else copy_file
                 bring(source, target, size := os.fstat(source).st_size)
+                return _Copy(name, size, attributes_of(source))
             finally:
                 os.close(target)
         except OSError as error:
@@ -218,19 +228,19 @@ class WrittenFiles(CriuPart):
             ) from error
         finally:
             os.close(source)
-        return size
 
 
-def _record(file: _Written, name: str, size: int) -> WrittenFile:
+def _record(file: _Written, copy: _Copy) -> WrittenFile:
     status = file.status
     return WrittenFile(
         path=file.path,
-        saved=f"{FOLDER}/{name}",
-        size=size,
+        saved=f"{FOLDER}/{copy.name}",
+        size=copy.size,
         mode=stat.S_IMODE(status.st_mode),
         gid=status.st_gid,
         inode=0 if file.declared else status.st_ino,
         mtime_ns=status.st_mtime_ns,
         mapped=file.mapped,
         declared=file.declared,
+        attributes=copy.attributes,
     )

@@ -58,15 +58,35 @@ def made_since(state: DeclaredState) -> Iterator[str]:
     not also what is in it.
     """
     known = {*state.files, *state.folders, *state.links}
-    above = ""
+    places, above = places_of(state.patterns), ""
     for path in _all_in(state.patterns):
         if path in known or (above and path.startswith(above)):
             continue
         above = f"{path}/"
-        with suppress(FileNotFoundError):
-            own = os.lstat(path).st_uid == os.geteuid() and not os.path.ismount(path)
-            if own and os.access(Path(path).parent, os.W_OK | os.X_OK):
-                yield path
+        movable = _is_own(path) and not os.path.ismount(path) and is_among_own(path, places)
+        if movable and os.access(Path(path).parent, os.W_OK | os.X_OK):
+            yield path
+
+
+def places_of(patterns: tuple[str, ...]) -> set[str]:
+    """Return the paths that patterns name, and those that they stand for."""
+    return {place for each in patterns for place in (os.path.normpath(each), *_places(each))}
+
+
+def is_among_own(path: str, places: set[str]) -> bool:
+    """Return whether all folders between one of the ``places`` and a path in it are the owner's:
+    those of others may become links that lead anywhere.
+    """
+    folders = [path, *map(str, Path(path).parents)]
+    inside = next((at for at, each in enumerate(folders) if each in places), len(folders))
+    return all(map(_is_own, folders[1:inside]))
+
+
+def _is_own(path: str) -> bool:
+    try:
+        return os.lstat(path).st_uid == os.geteuid()
+    except FileNotFoundError:
+        return False
 
 
 def left_aside(state: DeclaredState, mark: str) -> list[str]:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from phosd.engine.criu.files.declared import made_since
+from phosd.engine.criu.files.declared import is_among_own, made_since, places_of
 from phosd.engine.criu.files.file_bytes import digest
 from phosd.engine.criu.files.file_orders import Copied, Orders, Policy
 from phosd.engine.criu.files.names_beside import NEWER, TAIL
@@ -111,9 +111,19 @@ def compared(orders: Orders) -> Comparison:
 
 def _compare_declared(state: DeclaredState, found: Comparison) -> None:
     found.aside = list(made_since(state))
-    gone = (path for path in state.folders if not os.path.lexists(path))
-    found.folders = [(path, state.folders[path]) for path in sorted(gone)]
-    found.links = [each for each in sorted(state.links.items()) if not _points_to(*each)]
+    places = places_of(state.patterns)
+    gone = [path for path in sorted(state.folders) if not os.path.lexists(path)]
+    found.folders = [(path, state.folders[path]) for path in gone if _may_be_made(path, places)]
+    changed = (each for each in sorted(state.links.items()) if not _points_to(*each))
+    found.links = [each for each in changed if _may_be_made(each[0], places)]
+
+
+def _may_be_made(path: str, places: set[str]) -> bool:
+    """Return whether something may be put at a path, of which the folders may be gone, too."""
+    there = Path(path)
+    while not os.path.lexists(there.parent):
+        there = there.parent
+    return is_among_own(str(there), places)
 
 
 def _points_to(path: str, target: str) -> bool:

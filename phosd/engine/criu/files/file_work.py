@@ -11,6 +11,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
 from phosd.engine.criu.files import newer_versions, old_outputs
+from phosd.engine.criu.files.attributes import attributes_of, set_attributes
 from phosd.engine.criu.files.declared import left_aside, opened_anew
 from phosd.engine.criu.files.file_bytes import copy_file, digest, update_file
 from phosd.engine.criu.files.file_comparison import Comparison, compared, opened, saved_bytes
@@ -290,18 +291,20 @@ def _sync_folder(path: str) -> None:
 
 
 def _describe(target: int, file: WrittenFile) -> None:
-    """Give an open file the group, the mode and the time that were saved."""
+    """Give an open file the group, the mode, the attributes and the time that were saved."""
     if os.fstat(target).st_gid != file.gid:
         os.fchown(target, -1, file.gid)
+    set_attributes(target, file.attributes)
     os.fchmod(target, file.mode)
     os.utime(target, ns=(file.mtime_ns, file.mtime_ns))
     os.fsync(target)
 
 
 def _copy_whole(source: int, target: int) -> None:
-    """Give an empty open file the bytes, the mode and the time of another."""
+    """Give an empty open file the bytes, the mode, the attributes and the time of another."""
     now = os.fstat(source)
     copy_file(source, target, now.st_size)
+    set_attributes(target, attributes_of(source))
     os.fchmod(target, stat.S_IMODE(now.st_mode))
     os.utime(target, ns=(now.st_mtime_ns, now.st_mtime_ns))
 
