@@ -18,6 +18,8 @@ _COMMANDS = {
     "run": "Run COMMAND under phosd's hook; no daemon is needed.",
     "ps": "List the processes that use a GPU, and how each can be saved; or tell all about PID: "
     "its device memory, and the kernels that the last checkpoint saw it launch.",
+    "status": "Say which programs are protected, and what needs you; those first. As root "
+    "everybody's.",
     "gpus": "List the GPUs of this node, and which of your processes use them; as root, "
     "everybody's.",
     "checkpoint": "Save process PID and its children as an image, and let it go on, or end it.",
@@ -73,6 +75,33 @@ commands or running one does not load what the others need.
 """
 
 
+_ELSEWHERE = {
+    "delete": "rm",
+    "dump": "checkpoint",
+    "kill": "checkpoint PID --end",
+    "list": "ps",
+    "logs": "ps PID --log",
+    "ls": "ps",
+    "nodes": "gpus",
+    "pause": "suspend PID",
+    "remove": "rm",
+    "save": "checkpoint",
+    "start": "run",
+    "stop": "suspend PID",
+    "top": "status",
+}
+"""Commands that are called otherwise in other tools, and what they are here."""
+
+
+def _meant(word: str) -> str:
+    """Return the command that somebody meant by a word that is none; empty: none comes close."""
+    if word in _ELSEWHERE:
+        return _ELSEWHERE[word]
+    import difflib
+
+    return next(iter(difflib.get_close_matches(word, _COMMANDS, n=1)), "")
+
+
 def named(name: str) -> click.Command:
     """Import and return the command of this name."""
     here = f"{name}_" if keyword.iskeyword(name) else name.replace("-", "_")
@@ -100,7 +129,13 @@ class _Lazy(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        name, command, rest = super().resolve_command(ctx, args)
+        try:
+            name, command, rest = super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            if meant := _meant(args[0]):
+                said = f"{error.message.rstrip('.')} (did you mean `phos {meant}`?)"
+                raise click.UsageError(said, error.ctx) from None
+            raise
         return name, named(name) if name and command else None, rest
 
     def main(
@@ -175,6 +210,7 @@ def main() -> None:
       phos run -- python train.py      start a program so that it can be saved
       phos ps                          find its pid
       phos checkpoint 4711             save it; it goes on
+      phos status                      is everything saved, and what needs you?
       phos images                      what was saved
       phos restore IMAGE               run it again from there, after it ended
       phos migrate 4711 --to 1         or move it to another GPU

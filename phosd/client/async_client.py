@@ -9,7 +9,7 @@ from typing import Any, Literal, Self, TypeVar, Unpack
 
 from phosd.bus import ROOT
 from phosd.client.checks import Check
-from phosd.client.daemon import NO_BUS, OBJECTS, Daemon, News, Properties, ended_or_began
+from phosd.client.daemon import NO_BUS, OBJECTS, Daemon, News, ended_or_began
 from phosd.client.evacuation import Step
 from phosd.client.job_handle import AsyncJobHandle
 from phosd.client.kernels import Kernel, kernel
@@ -24,7 +24,7 @@ from phosd.client.options import (
     VerifyOptions,
 )
 from phosd.client.past import Event, event, past_job
-from phosd.client.records import Gpu, Image, Job, Manager, Process, Record, record_of
+from phosd.client.records import Gpu, Image, Job, Manager, Process, Record, record_of, records_of
 from phosd.client.rows import read_pages
 from phosd.client.typed_calls import in_microseconds, interface_of, typed_errors
 from phosd.client.users import user_name
@@ -312,7 +312,7 @@ class AsyncClient:
         """Return all records by path, after the lists ``refresh`` (all, if none is named)."""
         with typed_errors(self._bus):
             managed = await self._daemon.managed(*(refresh or _LISTS))
-        return await asyncio.to_thread(_records, managed)
+        return await asyncio.to_thread(records_of, managed, user_name)
 
     async def _news(self, news: News, known: Mapping[str, Record]) -> dict[str, Record | None]:
         """Wait for signals, and return the records that they are about, None for what is gone."""
@@ -334,16 +334,6 @@ class AsyncClient:
 
     def _handle(self, path: str) -> "AsyncJobHandle":
         return AsyncJobHandle(self._daemon, path, self._bus)
-
-
-def _records(managed: Mapping[str, Mapping[str, Properties]]) -> dict[str, Record]:
-    found = {}
-    for path, interfaces in managed.items():
-        for interface, values in interfaces.items():
-            record = record_of(path, interface, values, user_name)
-            if record is not None:
-                found[path] = record
-    return found
 
 
 async def _touched(news: News) -> set[str]:

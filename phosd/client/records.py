@@ -164,3 +164,16 @@ def record_of(
     fields = {field: read(values, name) for field, name, read in _PLAIN[kind]}
     fields |= {field: derive(values) for field, derive in _DERIVED[kind].items()}
     return kind(path, **fields)
+
+
+def records_of(
+    managed: Mapping[str, Mapping[str, Properties]], name_of: Callable[[int], str]
+) -> dict[str, Record]:
+    """Return the records of objects, by path; without those of interfaces that are unknown."""
+    found = {}
+    for path, interfaces in managed.items():
+        for interface, values in interfaces.items():
+            record = record_of(path, interface, values, name_of)
+            if record is not None:
+                found[path] = record
+    return found

@@ -33,3 +33,14 @@ def container_text(container: Mapping[str, str]) -> str:
     """Say which container this is: by its pod and name, or by its id as runtimes shorten it."""
     known = "/".join(filter(None, (container.get("pod"), container.get("name"))))
     return f"{container['runtime']}:{known or container['id'][:12]}" if container else ""
+
+
+def since(moment: float | None, now: float) -> str:
+    """Format the time passed in one unit: ``12 s``, ``5 min``, ``3 h``, ``2 d``; empty for None."""
+    if moment is None:
+        return ""
+    passed = max(0, int(now - moment))
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if passed >= size:
+            return f"{passed // size} {unit}"
+    return f"{passed} s"

@@ -11,7 +11,7 @@ from datetime import datetime
 from rich.cells import cell_len, set_cell_size
 
 from phosd.client import text as everywhere
-from phosd.client.text import human_bytes, rate
+from phosd.client.text import human_bytes, rate, since
 
 __all__ = [
     "bar",
@@ -63,17 +63,6 @@ def seconds(value: float) -> str:
         if whole >= size:
             return f"{whole // size} {unit} {whole % size // small} {lower}"
     return f"{whole // 60} min {whole % 60} s" if whole >= 60 else f"{whole} s"
-
-
-def since(moment: float | None, now: float) -> str:
-    """Format the time passed in one unit: ``12 s``, ``5 min``, ``3 h``, ``2 d``; empty for None."""
-    if moment is None:
-        return ""
-    passed = max(0, int(now - moment))
-    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
-        if passed >= size:
-            return f"{passed // size} {unit}"
-    return f"{passed} s"
 
 
 def when(moment: float | None) -> str:

@@ -114,7 +114,9 @@ def test_exit_codes(service: Service, words: list[str], status: int, text: str) 
     [
         (("checkpoint",), "Missing argument 'PID'; `phos checkpoint --help` says what there is"),
         (("checkpoint", "1", "--durabel"), "No such option"),
-        (("nonsense",), "No such command 'nonsense'"),
+        (("nonsense",), "No such command 'nonsense'; `phos --help`"),
+        (("delete", "latest"), "No such command 'delete' (did you mean `phos rm`?); `phos"),
+        (("restor", "latest"), "No such command 'restor' (did you mean `phos restore`?)"),
         (("ps", "1", "2"), "Got unexpected extra argument (2)"),
     ],
 )

@@ -107,6 +107,7 @@ def test_things_and_details_of_them(node: Service) -> None:
     node.engine.known = KNOWN
     check(lines(phos(node, "ps", ME, "--kernels", "--json").stdout), "`phos ps PID --kernels`")
     check(lines(phos(node, "gpus", "--json").stdout), "`phos gpus`")
+    check(lines(phos(node, "status", "--json").stdout), "`phos status`")
     check(lines(phos(node, "images", "--json").stdout), "`phos images`")
     one = lines(phos(node, "images", "i", "--json").stdout)
     check(one, "`phos images`", "`phos images IMAGE`")

@@ -1,0 +1,133 @@
+"""Implement ``phos status``: is everything protected, and what needs me?"""
+
+import sys
+import time
+from collections import Counter
+from typing import Any
+
+from phosd.cli.client import managed
+from phosd.cli.settings import Settings, command
+from phosd.client.daemon import Managed
+from phosd.client.errors import Exit
+from phosd.client.protection import Program, Protection, programs
+from phosd.client.records import Image, Job, Process, records_of
+from phosd.client.text import human_bytes, since
+from phosd.client.times import time_text
+from phosd.client.users import of_yours, user_name
+from phosd.interface.methods import GPU, PROCESS
+from phosd.units import duration_text
+
+_SIGNS = {
+    Protection.FAILED: "\N{HEAVY BALLOT X}",
+    Protection.NEVER: "\N{WHITE CIRCLE}",
+    Protection.LATE: "\N{BLACK UP-POINTING TRIANGLE}",
+    Protection.SAVED: "\N{MIDDLE DOT}",
+    Protection.PROTECTED: "\N{BLACK CIRCLE}",
+}
+
+
+@command()
+def status(settings: Settings) -> None:
+    """Say which programs are protected, and what needs you; those first. As root everybody's.
+
+    PROTECTED is protected (its schedule is kept), saved (it has an image, and nobody makes the next
+    one: `phos checkpoint PID --every 10m`), late (its newest image is older than one and a half
+    intervals), never (it has no image), or failed (its last checkpoint, since when there is none).
+    AGE is that of its newest image, NEXT when the next one is due. STOP is for how long it stood
+    still for that. TROUBLE is its last job that failed, unless such a job has succeeded since;
+    `phos jobs JOB` tells all about it.
+
+    The exit code is 1 if a program is late, or failed, or was never saved.
+
+    \b
+    Examples:
+      phos status
+      phos status > /dev/null || echo "look at phos status"
+      phos status --json | jq -r 'select(.protection == "late").name'
+    """
+    found = managed(settings, "ListProcesses", "ListImages", "ListJobs", "ListGPUs")
+    now = time.time()
+    known = records_of(found, user_name).values()
+    all_programs = programs(
+        [each for each in known if isinstance(each, Process)],
+        [each for each in known if isinstance(each, Image)],
+        [each for each in known if isinstance(each, Job)],
+        now,
+    )
+    if not settings.json:
+        _summarise(settings, all_programs, found)
+    settings.rows(
+        [_row(each, found, now) for each in all_programs],
+        {
+            "NAME": lambda row: row["name"] or f"pid {row['pids'][0]}",
+            "USER": lambda row: row["user_name"],
+            "GPU": lambda row: ", ".join(map(str, row["gpus"])),
+            "MEMORY": lambda row: human_bytes(row["device_bytes"]),
+            "PROTECTED": lambda row: f"{_SIGNS[row['protection']]} {row['protection']}",
+            "AGE": lambda row: "" if row["age"] is None else since(now - row["age"], now),
+            "EVERY": lambda row: (
+                duration_text(row["checkpoint_interval"]) if row["checkpoint_interval"] else ""
+            ),
+            "NEXT": lambda row: _next(row["next_in"], row["protection"]),
+            "STOP": lambda row: f"{row['stop_seconds']:.2f} s" if row["stop_seconds"] else "",
+            "STATE": lambda row: row["state"],
+            "TROUBLE": lambda row: row["trouble"] or "",
+        },
+        spare=("STOP", "EVERY", "USER", "MEMORY", "NEXT"),
+        cut=True,
+        empty=f"no process{of_yours()} uses a GPU; start a program with `phos run -- COMMAND`",
+    )
+    if any(each.protection.needs_attention for each in all_programs):
+        sys.exit(Exit.FAILED)
+
+
+def _summarise(settings: Settings, found: list[Program], managed: Managed) -> None:
+    """Print the node in few words, if there is anything to say of programs."""
+    if not found:
+        return
+    counts = Counter(each.protection for each in found)
+    parts = ", ".join(f"{counts[each]} {each}" for each in Protection if counts[each])
+    gpus = managed.of(GPU)
+    used, total = (sum(gpu[name] for gpu in gpus) for name in ("MemoryUsed", "MemoryTotal"))
+    settings.facts(
+        {
+            "programs": f"{len(found)}: {parts}",
+            "gpus": f"{len(gpus)}, {human_bytes(used)} of {human_bytes(total)} used",
+        }
+    )
+    settings.say("")
+
+
+def _next(seconds: float | None, protection: Protection) -> str:
+    if seconds is None:
+        return ""
+    return "late" if protection is Protection.LATE else f"in {since(0.0, max(0.0, seconds))}"
+
+
+def _row(program: Program, found: Managed, now: float) -> dict[str, Any]:
+    pids = {each.pid for each in program.processes}
+    gpus = {
+        gpu["Ordinal"]
+        for process in found.of(PROCESS)
+        if process["Pid"] in pids
+        for gpu in found.gpus_of(process)
+    }
+    image, trouble = program.image, program.trouble
+    made = image.created if image is not None else None
+    return {
+        "name": program.name or None,
+        "user_name": program.user_name,
+        "pids": sorted(pids),
+        "gpus": sorted(gpus),
+        "device_bytes": program.device_bytes,
+        "state": program.state,
+        "protection": program.protection,
+        "image": image.id if image is not None else None,
+        "image_created": time_text(int(made * 1e6)) if made is not None else None,
+        "age": max(0.0, now - made) if made is not None else None,
+        "checkpoint_interval": program.every or None,
+        "next_in": program.due - now if program.due is not None else None,
+        "stop_seconds": image.stop_seconds if image is not None else None,
+        "trouble": f"{trouble.operation}: {trouble.message}" if trouble is not None else None,
+        "trouble_job": trouble.number if trouble is not None else None,
+    }

@@ -1,0 +1,134 @@
+"""Say of each program whether it is protected: how old its newest image is, against its schedule,
+and what went wrong last.
+
+It follows from what phosd tells of processes, images and jobs.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from phosd.interface.records import Image, Job, Process
+
+
+class Protection(StrEnum):
+    """How well a program is protected, the worst first.
+
+    ``FAILED``: what was asked for last, and would have made an image, failed. ``NEVER``: it has no
+    image. ``LATE``: the newest one is older than its schedule allows. ``SAVED``: it has an image,
+    and no schedule makes another. ``PROTECTED``: its schedule is kept.
+    """
+
+    FAILED = "failed"
+    NEVER = "never"
+    LATE = "late"
+    SAVED = "saved"
+    PROTECTED = "protected"
+
+    @property
+    def needs_attention(self) -> bool:
+        """Whether somebody should look."""
+        return self in (Protection.FAILED, Protection.NEVER, Protection.LATE)
+
+
+LATE = 1.5
+"""Intervals of its schedule after which a program's newest image is late."""
+_SAVING = ("checkpoint",)
+"""Operations that make an image."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program: the processes of one name, or one process without a name.
+
+    ``image`` is its newest, ``every`` the seconds between its periodic checkpoints (0: none),
+    ``due`` when the next one is (seconds since the epoch), and ``trouble`` the last job of it that
+    failed, if nothing has succeeded since.
+    """
+
+    name: str
+    user_name: str
+    processes: tuple[Process, ...]
+    protection: Protection
+    image: Image | None
+    every: float
+    due: float | None
+    trouble: Job | None
+
+    @property
+    def device_bytes(self) -> int:
+        return sum(each.device_bytes for each in self.processes)
+
+    @property
+    def gpus(self) -> tuple[str, ...]:
+        """The paths of the GPUs that it uses."""
+        return tuple(sorted({path for each in self.processes for path in each.gpus}))
+
+    @property
+    def state(self) -> str:
+        """What its processes do: what is not ``running`` first."""
+        states = sorted({each.state for each in self.processes}, key=lambda s: s == "running")
+        return ", ".join(states)
+
+
+def programs(
+    processes: Iterable[Process], images: Iterable[Image], jobs: Iterable[Job], now: float
+) -> list[Program]:
+    """Return the programs, those that need somebody first. ``now`` in seconds since the epoch."""
+    by_id = {image.id: image for image in images}
+    about = defaultdict[str, list[Job]](list)
+    for job in jobs:
+        for target in job.targets:
+            about[target].append(job)
+    found = [
+        _program(group, by_id, [job for each in group for job in about[str(each.pid)]], now)
+        for group in _groups(processes)
+    ]
+    worst = list(Protection)
+    return sorted(found, key=lambda each: (worst.index(each.protection), each.name or "~"))
+
+
+def _groups(processes: Iterable[Process]) -> Iterable[Sequence[Process]]:
+    groups = defaultdict[tuple[int, str], list[Process]](list)
+    for each in sorted(processes, key=lambda process: process.pid):
+        groups[each.user, each.name or f"/{each.pid}"].append(each)
+    return groups.values()
+
+
+def _program(
+    group: Sequence[Process], images: Mapping[str, Image], jobs: Sequence[Job], now: float
+) -> Program:
+    known = [image for each in group if (image := images.get(each.last_image)) is not None]
+    image = max(known, key=lambda each: each.created or 0.0, default=None)
+    every = min((each.every for each in group if each.every), default=0.0)
+    trouble = _trouble(jobs)
+    made = image.created if image is not None else None
+    return Program(
+        name=group[0].name,
+        user_name=group[0].user_name,
+        processes=tuple(group),
+        protection=_protection(made, every, trouble, now),
+        image=image,
+        every=every,
+        due=made + every if every and made is not None else None,
+        trouble=trouble,
+    )
+
+
+def _trouble(jobs: Sequence[Job]) -> Job | None:
+    """Return the last job that failed, if none of its kind has succeeded since."""
+    ended = sorted((job for job in jobs if job.over), key=lambda job: job.number)
+    last = {job.operation: job for job in ended if job.state in ("done", "failed")}
+    failed = (job for job in last.values() if job.state == "failed")
+    return max(failed, key=lambda job: job.number, default=None)
+
+
+def _protection(made: float | None, every: float, trouble: Job | None, now: float) -> Protection:
+    if trouble is not None and trouble.operation in _SAVING:
+        return Protection.FAILED
+    if made is None:
+        return Protection.NEVER
+    if not every:
+        return Protection.SAVED
+    return Protection.LATE if now - made > LATE * every else Protection.PROTECTED

@@ -1,0 +1,66 @@
+"""``phos status`` says what needs somebody, and so does its exit code."""
+
+import os
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from phosd.engine.image.manifest import Manifest
+from phosd.engine.system.procfs import process_id
+from phosd.errors import OutOfSpace
+from tests.support import fake_engine
+from tests.support.fake_engine import manifest, this_process
+from tests.support.service import Service
+from tests.system.cli.test_client import lines, phos
+
+ME = str(os.getpid())
+
+
+@pytest.fixture
+def node(service: Service, monkeypatch: pytest.MonkeyPatch) -> Service:
+    """Images that are made there are of now."""
+
+    def of_now(*names: str, **about: Any) -> Manifest:
+        return replace(manifest(*names, **about), created=datetime.now(UTC).isoformat())
+
+    monkeypatch.setattr(fake_engine, "manifest", of_now)
+    found = process_id(os.getpid())
+    assert found is not None
+    service.engine.running = [this_process(start_time=found.start_time)]
+    service.engine.go.set()
+    return service
+
+
+def protection(node: Service) -> tuple[object, object, int]:
+    done = phos(node, "status", "--json")
+    (row,) = lines(done.stdout)
+    return row["protection"], row["trouble"], done.returncode
+
+
+def test_a_program_from_its_first_checkpoint_on(node: Service) -> None:
+    assert protection(node) == ("never", None, 1)
+    assert phos(node, "checkpoint", ME).returncode == 0
+    assert protection(node) == ("saved", None, 0)
+    assert phos(node, "checkpoint", ME, "--every", "1h").returncode == 0
+    assert protection(node) == ("protected", None, 0)
+    shown = phos(node, "status").stdout
+    assert "1: 1 protected" in shown and "\N{BLACK CIRCLE} protected" in shown
+    assert "in 59 min" in shown or "in 1 h" in shown
+
+    def full(_: object) -> None:
+        raise OutOfSpace("the disk is full", hint="make room")
+
+    node.engine.act = full
+    assert phos(node, "checkpoint", ME).returncode != 0
+    state, trouble, code = protection(node)
+    assert (state, code) == ("failed", 1)
+    assert str(trouble).startswith("checkpoint: the disk is full")
+
+
+def test_a_node_without_programs(service: Service) -> None:
+    service.engine.running = []
+    done = phos(service, "status")
+    assert (done.returncode, done.stdout) == (0, "")
+    assert "no process" in done.stderr
