@@ -100,7 +100,7 @@ def _ask(settings: Settings, gpu: str) -> None:
             f"to clear GPU {gpu} needs your consent, and there is no terminal to ask at; look at "
             "the plan with --dry-run, then repeat the command with --yes",
         )
-    click.confirm(f"evacuate GPU {gpu} so?", abort=True, err=True)
+    click.confirm(f"evacuate GPU {gpu} as planned?", abort=True, err=True)
 
 
 def _sees_all() -> bool:

@@ -103,7 +103,7 @@ class SaveOnTerm:
         self._state = _State.SAVING
         seconds = self._grace.seconds
         self._deadline = now + seconds - min(seconds * _FOR_ITS_HANDLER, _MOST_FOR_ITS_HANDLER)
-        self._settings.note(f"phos: SIGTERM; process {self._pid} is saved, {seconds:.0f} s")
+        self._settings.note(f"phos: SIGTERM; saving process {self._pid}, for up to {seconds:.0f} s")
         if others := not_holding(self._pid):
             self._settings.note(
                 f"phos: {', '.join(others)} cannot hold SIGTERM, and may end before it is saved"

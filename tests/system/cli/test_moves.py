@@ -298,7 +298,7 @@ def test_who_sits_there_is_asked(at_once: Service, answer: bytes, moved: int) ->
     ) as process:
         os.close(terminal)
         shown = b""
-        while b"evacuate GPU 0 so?" not in shown:
+        while b"evacuate GPU 0 as planned?" not in shown:
             assert select.select([controller], [], [], 60)[0], shown
             shown += os.read(controller, 4096)
         os.write(controller, answer)
