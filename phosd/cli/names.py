@@ -4,6 +4,7 @@ A completion is asked of a phosd that runs; none is started for it.
 """
 
 import os
+import pwd
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,14 +18,16 @@ from phosd.cli.client import call, objects, peek
 from phosd.cli.parameters import ParamType
 from phosd.cli.run_command.named import running
 from phosd.cli.settings import Settings
+from phosd.client.daemon import Properties
 from phosd.client.errors import CommandError
 from phosd.client.text import human_bytes, plain
+from phosd.client.users import user_name
 from phosd.engine.image.name import valid_name
 from phosd.engine.program.name import names_of_user
 from phosd.interface.methods import IMAGE
 
 LATEST = "latest"
-"""Names the newest image that the caller may see."""
+"""Names the caller's newest image, or of the only user whose images the caller may see."""
 _WHOLE_ID = re.compile(r"\d{8}T\d{6}-[0-9a-f]{4}")
 _SHOWN = 5
 """Images that an error names."""
@@ -71,11 +74,13 @@ class Pid(_Named):
         :class:`CommandError` if no program of the user has the name.
         """
         text = str(value)
-        if valid_name(text):
-            if (pid := running(text)) is None:
+        user, _, name = text.rpartition("/")
+        if valid_name(name):
+            if (pid := running(name, _user_id(user) if user else None)) is None:
+                whose = user or "yours"
                 raise CommandError(
                     "NoSuchProcess",
-                    f"no program of yours named {text} runs; `phos ps` lists programs",
+                    f"no program of {whose} named {name} runs; `phos ps` lists programs",
                 )
             return pid
         if not (text.isascii() and text.isdecimal() and 1 <= int(text) <= 2**22):
@@ -179,23 +184,20 @@ class Job(_Named):
 
 def resolve(settings: Settings, text: str) -> str:
     """Return the id of the image that ``text`` names: its id, a beginning that no other image has,
-    ``latest``, the name of a program for its newest image, or ``NAME@NUMBER``.
+    ``latest``, the name of a program for its newest image, or ``NAME@NUMBER``; the last three of
+    another user behind ``USER/``. That an image is another user's is told.
 
     A text that fits no image is returned as it is: only phosd knows whether there is such an image,
     of another user. Raises :class:`CommandError` and :class:`CallError`.
     """
     if _WHOLE_ID.fullmatch(text):
         return text
-    found = call(settings, "ListImages")
-    ids = sorted(str(row[0]) for row in found)  # by time
+    user, _, rest = text.rpartition("/")
+    if user or rest == LATEST:
+        return _image_of(settings, user, rest) or text
+    ids = sorted(str(row[0]) for row in call(settings, "ListImages"))
     if text in ids:
         return text
-    if text == LATEST:
-        if not ids:
-            raise CommandError(
-                "NoSuchImage", "there is no image yet; `phos checkpoint PID` makes one"
-            )
-        return ids[-1]
     fitting = [image for image in ids if text and image.startswith(text)]
     if len(fitting) > 1:
         more = f", and {len(fitting) - _SHOWN} more" if len(fitting) > _SHOWN else ""
@@ -204,28 +206,56 @@ def resolve(settings: Settings, text: str) -> str:
             f"{text!r} is the beginning of {len(fitting)} images: {', '.join(fitting[:_SHOWN])}"
             f"{more}; write more of the one that you mean",
         )
-    if fitting:
-        return fitting[0]
-    name, _, number = text.partition("@")
-    return _image_of(settings, name, number) or text if valid_name(name) else text
+    return fitting[0] if fitting else _image_of(settings, "", text) or text
 
 
-def _image_of(settings: Settings, name: str, number: str) -> str:
-    """Return the id of the image of a program with this number, or of its newest image; empty if it
-    has none.
+def _image_of(settings: Settings, user: str, text: str) -> str:
+    """Return the id of the image of a ``user`` with this name and number; of the newest without a
+    number, and whatever its name is for ``latest``. Empty if there is none.
 
-    Programs of several users may have the same name: yours come first, also for root.
+    Without a user yours come first, also for root, and then those of the only user who has any.
     """
-    images = [each for each in objects(settings, IMAGE, "ListImages") if each.get("Name") == name]
+    name, _, number = text.partition("@")
+    if not valid_name(name):
+        return ""
+    newest = text == LATEST
+    images = [
+        each
+        for each in objects(settings, IMAGE, "ListImages")
+        if newest or each.get("Name") == name
+    ]
     owners = {each["Owner"] for each in images}
-    if os.geteuid() in owners:
+    if user:
+        owners &= {_user_id(user)}
+    elif os.geteuid() in owners:
         owners = {os.geteuid()}
     if len(owners) > 1:
+        first = min(map(user_name, owners))
         raise CommandError(
             "InvalidOption",
-            f"programs of {len(owners)} users are named {name}; give the id of an image "
-            "(`phos images`)",
+            f"{len(owners)} users have images{'' if newest else f' of programs named {name}'}; say "
+            f"whose you mean, as in {first}/{text} (`phos images` lists them)",
         )
+    found = _newest(images, owners) if newest else _numbered(images, owners, name, number)
+    if newest and not found:
+        whose = f" of {user}'s" if user else ""
+        raise CommandError(
+            "NoSuchImage", f"there is no image{whose} yet; `phos checkpoint PID` makes one"
+        )
+    if found and owners != {os.geteuid()}:
+        settings.note(f"phos: {text} is {found}, of {user_name(*owners)}")
+    return found
+
+
+def _newest(images: Sequence[Properties], owners: set[int]) -> str:
+    """Return the id of the newest image of an owner; ids sort by time."""
+    return max((str(each["Id"]) for each in images if each["Owner"] in owners), default="")
+
+
+def _numbered(images: Sequence[Properties], owners: set[int], name: str, number: str) -> str:
+    """Return the id of the image of an owner with this number; of the last one without. Raises
+    :class:`CommandError` for a number that none has.
+    """
     own = {each["Number"]: str(each["Id"]) for each in images if each["Owner"] in owners}
     if not own:
         return ""
@@ -237,3 +267,11 @@ def _image_of(settings: Settings, name: str, number: str) -> str:
             "NoSuchImage", f"there is no image {name}@{number}; the newest are {known}"
         )
     return own[int(number)]
+
+
+def _user_id(user: str) -> int:
+    """Return a user's id. Raises :class:`CommandError` if there is no such user."""
+    try:
+        return int(user) if user.isdecimal() else pwd.getpwnam(user).pw_uid
+    except KeyError:
+        raise CommandError("InvalidOption", f"there is no user {user} on this machine") from None

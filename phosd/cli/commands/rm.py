@@ -1,5 +1,6 @@
 """Implement ``phos rm``: delete images."""
 
+import functools
 import sys
 from collections.abc import Sequence
 
@@ -29,15 +30,20 @@ def rm(settings: Settings, images: tuple[str, ...], yes: bool) -> None:
       phos rm 20261120T153012-3fa9
       phos rm bert@3 bert@4 --yes
     """
-    if not (yes or settings.json) and sys.stdin.isatty():
-        _ask(settings, [resolve(settings, image) for image in images if image != LATEST])
 
-    def delete(image: str) -> None:
-        if image == LATEST:
+    @functools.cache
+    def id_of(image: str) -> str:
+        if image.rpartition("/")[2] == LATEST:
             raise CommandError(
                 "InvalidOption", "name the image to delete; `phos images latest` has its id"
             )
-        image = resolve(settings, image)
+        return resolve(settings, image)
+
+    if not (yes or settings.json) and sys.stdin.isatty():
+        _ask(settings, [id_of(image) for image in images])
+
+    def delete(image: str) -> None:
+        image = id_of(image)
         call(settings, "DeleteImage", image)
         if settings.json:
             settings.emit({"image": image, "deleted": True})

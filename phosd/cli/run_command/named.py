@@ -49,9 +49,12 @@ def kept_command(folder: Path) -> list[str] | None:
     return None
 
 
-def running(name: str) -> int | None:
-    """Return the first process of the user's program with this name; None if none runs."""
-    named = {pid for pid in procfs.pids() if _is_named(pid, name)}
+def running(name: str, user: int | None = None) -> int | None:
+    """Return the first process of a user's program with this name; None if none runs. Without a
+    user id it is the caller's.
+    """
+    uid = os.geteuid() if user is None else user
+    named = {pid for pid in procfs.pids() if _is_named(pid, name, uid)}
     for pid in sorted(named):
         found = procfs.stat(pid)
         if found is not None and not found.dead and found.parent not in named:
@@ -59,9 +62,9 @@ def running(name: str) -> int | None:
     return None
 
 
-def _is_named(pid: int, name: str) -> bool:
+def _is_named(pid: int, name: str, uid: int) -> bool:
     with suppress(OSError):
-        if (procfs.PROC / str(pid)).stat().st_uid == os.geteuid():
+        if (procfs.PROC / str(pid)).stat().st_uid == uid:
             return name_of(pid) == name
     return False
 

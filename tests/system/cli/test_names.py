@@ -8,6 +8,7 @@ import sys
 import msgspec
 import pytest
 
+from phosd.client.users import user_name
 from phosd.engine.system.procfs import process_id
 from tests.support.fake_engine import GPU, manifest, this_process
 from tests.support.harness import wait_until
@@ -58,6 +59,32 @@ def test_latest_is_what_one_may_see_and_is_never_deleted(stored: Service) -> Non
     assert (none.returncode, "there is no image yet" in none.stderr) == (4, True)
     theirs = as_nobody(stored, "restore", "20261121")
     assert (theirs.returncode, "there is no image 20261121" in theirs.stderr) == (4, True)
+
+
+def test_images_of_other_users_are_named_with_them(service: Service) -> None:
+    """Without, your own come first, also for root; and it is told whose another one is."""
+    nobody, name = 65534, user_name(65534)
+    of_nobody = manifest(FIRST, owner=nobody)
+    service.engine.stored[FIRST] = msgspec.structs.replace(of_nobody, name="bert", number=7)
+    for text in ("bert", "bert@7", "latest", f"{name}/bert", f"{nobody}/bert@7", f"{name}/latest"):
+        done = phos(service, "verify", text)
+        assert done.stdout.startswith(f"{FIRST} is whole"), (text, done.stderr)
+        assert f"phos: {text.rpartition('/')[2]} is {FIRST}, of {name}" in done.stderr
+    other = msgspec.structs.replace(manifest(SECOND, owner=7), name="bert", number=1)
+    service.engine.stored[SECOND] = other
+    for text in ("bert", "latest"):
+        done = phos(service, "restore", text)
+        assert (done.returncode, "2 users have images" in done.stderr) == (2, True), done.stderr
+    own = msgspec.structs.replace(manifest(THIRD), name="bert", number=3)
+    service.engine.stored[THIRD] = own
+    for text in ("bert", "latest", "bert@3"):
+        done = phos(service, "verify", text)
+        assert (done.stdout.startswith(f"{THIRD} is whole"), done.stderr) == (True, "")
+    assert phos(service, "verify", f"{name}/bert").stdout.startswith(f"{FIRST} is whole")
+    refused = phos(service, "rm", f"{name}/latest")
+    assert (refused.returncode, len(service.engine.stored)) == (2, 3)
+    unknown = phos(service, "restore", "nosuchuser/bert")
+    assert "there is no user nosuchuser on this machine" in unknown.stderr
 
 
 def test_among_five_thousand_images(service: Service) -> None:
