@@ -82,7 +82,6 @@ _ELSEWHERE = {
     "list": "ps",
     "logs": "ps PID --log",
     "ls": "ps",
-    "nodes": "gpus",
     "pause": "suspend PID",
     "remove": "rm",
     "save": "checkpoint",

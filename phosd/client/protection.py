@@ -34,8 +34,6 @@ class Protection(StrEnum):
 
 LATE = 1.5
 """Intervals of its schedule after which a program's newest image is late."""
-_SAVING = ("checkpoint",)
-"""Operations that make an image."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +123,7 @@ def _trouble(jobs: Sequence[Job]) -> Job | None:
 
 
 def _protection(made: float | None, every: float, trouble: Job | None, now: float) -> Protection:
-    if trouble is not None and trouble.operation in _SAVING:
+    if trouble is not None and trouble.operation == "checkpoint":
         return Protection.FAILED
     if made is None:
         return Protection.NEVER

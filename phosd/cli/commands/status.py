@@ -49,7 +49,7 @@ def status(settings: Settings) -> None:
     now = time.time()
     known = records_of(found, user_name).values()
     all_programs = programs(
-        [each for each in known if isinstance(each, Process)],
+        [each for each in known if isinstance(each, Process) and _is_told(each, found)],
         [each for each in known if isinstance(each, Image)],
         [each for each in known if isinstance(each, Job)],
         now,
@@ -79,6 +79,11 @@ def status(settings: Settings) -> None:
     )
     if any(each.protection.needs_attention for each in all_programs):
         sys.exit(Exit.FAILED)
+
+
+def _is_told(process: Process, found: Managed) -> bool:
+    """Return whether we may know of its images: it is ours, or we are root."""
+    return "LastImage" in found.at(process.path, PROCESS)
 
 
 def _summarise(settings: Settings, found: list[Program], managed: Managed) -> None:

@@ -14,6 +14,7 @@ from tests.support import fake_engine
 from tests.support.fake_engine import manifest, this_process
 from tests.support.service import Service
 from tests.system.cli.test_client import lines, phos
+from tests.system.cli.test_lists import as_nobody
 
 ME = str(os.getpid())
 
@@ -57,6 +58,12 @@ def test_a_program_from_its_first_checkpoint_on(node: Service) -> None:
     state, trouble, code = protection(node)
     assert (state, code) == ("failed", 1)
     assert str(trouble).startswith("checkpoint: the disk is full")
+
+
+def test_programs_of_others_are_not_judged(node: Service) -> None:
+    """What has been saved of them is not told to everybody."""
+    done = as_nobody(node, "status")
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
 
 
 def test_a_node_without_programs(service: Service) -> None:
