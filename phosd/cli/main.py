@@ -38,7 +38,7 @@ _COMMANDS = {
     "pull": "Store an image that `phos push` has brought to URL: the newest, or the one whose id "
     "there is IMAGE, or begins with it, or the newest with this name.",
     "verify": "Read all of IMAGES and compare them with their digests, or rehearse their restores.",
-    "rm": "Delete IMAGES for good.",
+    "rm": "Delete IMAGES for good, after a question that says what they are.",
     "prune": "Delete output of `phos run` that nothing needs any more, with --images old images, "
     "and with --files what restores have left of a program's files.",
     "migrate": "Move process PID and its children to another GPU of this node.",

@@ -176,17 +176,17 @@ def _blocks(settings: Settings, path: str) -> list[dict[str, Any]]:
             return blocks
 
 
-def output_of(settings: Settings, image: str) -> str:
-    """Return the files to which the program of an image writes its output; empty if it was none, or
-    the image was deleted meanwhile.
+def output_of(settings: Settings, image: str) -> list[str]:
+    """Return the files to which the program of an image writes its output; none if there are none,
+    or the image was deleted meanwhile.
     """
     try:
         found = properties(settings, path_of("image", image), IMAGE)
     except CallError as error:
         if not error.name.endswith(".UnknownObject"):
             raise
-        return ""
-    return ", ".join(found.get("Output", []))
+        return []
+    return list(found.get("Output", []))
 
 
 def _state(row: dict[str, Any]) -> str:

@@ -8,6 +8,7 @@ import click
 
 from phosd.cli import options
 from phosd.cli.commands.images import output_of
+from phosd.cli.following import Output
 from phosd.cli.job import summary, watch
 from phosd.cli.names import resolve
 from phosd.cli.settings import Settings, command
@@ -54,6 +55,12 @@ _MOST_CLONES = 1000
     "and has room, or another one of the same chip).",
 )
 @click.option(
+    "--follow",
+    is_flag=True,
+    help="Print what the program writes to its output from then on, until it ends; Ctrl-C leaves "
+    "it running.",
+)
+@click.option(
     "--dry-run",
     is_flag=True,
     help="Only say what would stand in the way of a restore here and now.",
@@ -67,6 +74,7 @@ def restore(
     clones: int | None,
     clone_files: str | None,
     gpus: tuple[str, ...],
+    follow: bool,
     dry_run: bool,
 ) -> None:
     """Run the program of IMAGE again from where it was, under its old pid. IMAGE is an id, the
@@ -77,6 +85,7 @@ def restore(
     Examples:
       phos restore latest
       phos restore latest --dry-run        could it be restored here and now?
+      phos restore bert --follow           and show what it prints
       phos restore 20261120T153012-3fa9
       phos restore 20261120T153012-3fa9 --output /tmp/train.log
       phos restore latest --clone 4        four copies, beside the original
@@ -85,6 +94,8 @@ def restore(
     """
     if clone_files is not None and clones is None:
         raise click.UsageError("--clone-files says how to --clone")
+    if follow and (clones is not None or dry_run or settings.json):
+        raise click.UsageError("--follow is for one program that goes on, and for people")
     given: dict[str, str | bool] = {} if files is None else {"files": files}
     if output:
         given["output"] = str(output.absolute())
@@ -104,7 +115,11 @@ def restore(
         tell_checks(settings, "TryRestore", image, **given)
         return
     if not names:
-        _restore(settings, image, given, str(output or "") or output_of(settings, image))
+        places = [str(output)] if output else output_of(settings, image)
+        written = Output(places)
+        pid = _restore(settings, image, given, ", ".join(places))
+        if follow:
+            written.show(settings, pid)
         return
 
     def clone(name: str) -> None:
@@ -122,10 +137,11 @@ def _names(count: int) -> tuple[str, ...]:
     return tuple(f"{common}-{number}" for number in range(1, count + 1))
 
 
-def _restore(settings: Settings, image: str, wanted: Mapping[str, str | bool], place: str) -> None:
+def _restore(settings: Settings, image: str, wanted: Mapping[str, str | bool], place: str) -> int:
+    """Restore the program; return its pid."""
     job = watch(settings, "Restore", image, **wanted)
     if settings.json:
-        return
+        return int(job["Result"])
     for note in job["Notes"]:
         settings.note(note)
     name = f"clone {wanted['clone']}: " if "clone" in wanted else ""
@@ -134,3 +150,4 @@ def _restore(settings: Settings, image: str, wanted: Mapping[str, str | bool], p
     if place:
         settings.note(f"its output goes on in {place}")
     settings.say(job["Result"])
+    return int(job["Result"])

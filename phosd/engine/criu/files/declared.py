@@ -90,18 +90,15 @@ def _is_own(path: str) -> bool:
 
 
 def left_aside(state: DeclaredState, mark: str) -> list[str]:
-    """Return what was put aside with this ``mark``, by the names that it had, and did not come to
-    be known: so little of it that it is not worth a record of its own.
+    """Return what was put aside with this ``mark``, by the names that it had before. A process that
+    was killed has told nobody of it.
     """
-    ending = f"{NEWER}{mark}"
-    folders = {*map(Path, state.folders), *(Path(each).parent for each in state.patterns)}
-    return [
-        str(path).removesuffix(ending)
-        for folder in sorted(folders)
-        if folder.is_dir()
-        for path in folder.iterdir()
-        if path.name.endswith(ending)
-    ]
+    ending, found = f"{NEWER}{mark}", list[str]()
+    for folder in {*map(Path, state.folders), *(Path(each).parent for each in state.patterns)}:
+        with suppress(FileNotFoundError, PermissionError):
+            beside = (str(path) for path in folder.iterdir() if path.name.endswith(ending))
+            found += (path.removesuffix(ending) for path in beside)
+    return sorted(found)
 
 
 def _all_in(patterns: tuple[str, ...]) -> Iterator[str]:
