@@ -379,6 +379,16 @@ def test_a_declared_folder_is_as_it_was(saver: tuple[Life, Path]) -> None:
     assert str(newer(kept / "latest")[0].readlink()) == "2"
 
 
+def test_what_another_program_writes_to_there_is_not_put_aside(saver: tuple[Life, Path]) -> None:
+    life, kept = saver
+    with (kept / "2" / "weights").open("ab"), pytest.raises(Busy, match="2/weights, which belongs"):
+        life.restore()
+    assert as_it_was_later(kept)
+    life.restore().settle()
+    life.counts_on()
+    assert newer(kept / "2")
+
+
 def test_what_lies_in_a_folder_of_another_user_is_let_be(lives: Callable[[int], Life]) -> None:
     """Its owner could put a link in the place of that folder."""
     life = lives(0)
@@ -446,9 +456,12 @@ def test_what_the_administrator_keeps(user: int | None, lives: Callable[[int], L
     life.dump(kept=[(user, str(life.home / "clos*"))])
     life.kill()
     (life.home / "closed").write_text("changed")
+    (life.home / "closure").touch()
+    os.chown(life.home / "closure", USER, USER)
     life.restore().settle()
     life.counts_on()
     saved = user != USER + 1
+    assert (life.home / "closure").exists()  # perhaps of another program of the user
     assert (life.home / "closed").read_text() == ("as it was" if saved else "changed")
     assert len(newer(life.home / "closed")) == saved
 

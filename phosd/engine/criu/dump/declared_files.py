@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple, Self
 
+from msgspec.structs import replace
+
 from phosd.engine.criu.files.file_worker import SHORT_TIMEOUT, Orders, Worker
 from phosd.engine.criu.run.invocation import Owner
 from phosd.engine.image.cpu_manifest import DeclaredState
@@ -36,11 +38,14 @@ class DeclaredFiles:
 
     def __init__(self, tree: ProcessTree, kept: KeptFiles, runtime_dir: Path | None) -> None:
         self._owner = Owner.of(tree)
-        self._patterns = declared_patterns(tree.root.pid, self._owner.uid, kept, runtime_dir)
+        pid, uid = tree.root.pid, self._owner.uid
+        self._patterns = declared_patterns(pid, uid, kept, runtime_dir)
+        self._own = declared_patterns(pid, uid, (), runtime_dir)
+        """What the program itself has declared: that no other one uses, too."""
         self._opened = contextlib.ExitStack()
         self._worker: Worker | None = None
         self.state: DeclaredState | None = None
-        """All that was there when :meth:`now` was called last."""
+        """All that was there when :meth:`now` was called last; its patterns are the program's."""
 
     def __enter__(self) -> Self:
         if self._patterns:
@@ -68,7 +73,8 @@ class DeclaredFiles:
                 "phosd.toml",
                 reason=Reason.PROCESS_STATE,
             )
-        self.state = answer.state
+        assert answer.state is not None
+        self.state = replace(answer.state, patterns=self._own)
         process, kinds = procfs.PROC / str(self._worker.pid), mount_types(os.getpid())
         for found in answer.found:
             number = str(found.descriptor)

@@ -27,7 +27,7 @@ def opened_anew(patterns: tuple[str, ...]) -> Answer:
     found: dict[tuple[int, int], Found] = {}
     state = DeclaredState(patterns, (), {}, {})
     files = list[str]()
-    for path in _all_in(patterns):
+    for path in all_in(patterns):
         if len(files) + len(state.folders) + len(state.links) == _MOST_SEEN:
             return Answer((f"there is more than {_MOST_SEEN} of it in {', '.join(patterns)}",))
         with suppress(OSError):  # it has gone
@@ -59,7 +59,7 @@ def made_since(state: DeclaredState) -> Iterator[str]:
     """
     known = {*state.files, *state.folders, *state.links}
     places, above = places_of(state.patterns), ""
-    for path in _all_in(state.patterns):
+    for path in all_in(state.patterns):
         if path in known or (above and path.startswith(above)):
             continue
         above = f"{path}/"
@@ -101,7 +101,7 @@ def left_aside(state: DeclaredState, mark: str) -> list[str]:
     return sorted(found)
 
 
-def _all_in(patterns: tuple[str, ...]) -> Iterator[str]:
+def all_in(patterns: tuple[str, ...]) -> Iterator[str]:
     """Yield what the patterns stand for and what is in such folders, each path once, a folder right
     before what is in it; without what restores have left.
     """

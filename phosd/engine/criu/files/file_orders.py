@@ -165,9 +165,9 @@ class Inode(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The answer. ``problems`` are sentences for the user; if there are any, nothing was changed.
-    ``told`` says what is done, or would be, with files that are not as they were, and ``back`` are
-    those that are put back. ``found`` are the files that were declared, and ``state`` is all that
-    is there.
+    ``told`` says what is done, or would be, with files that are not as they were; ``back`` are
+    those that are put back, ``aside`` those that are put aside. ``found`` are the files that were
+    declared, and ``state`` is all that is there.
 
     ``outputs`` are the folders found or removed, and ``versions`` the files. ``digests`` are empty
     for files that cannot be read; ``closed`` are the folders in which the owner cannot make files,
@@ -182,6 +182,7 @@ class Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     inodes: tuple[Inode, ...] = ()
     told: tuple[str, ...] = ()
     back: tuple[str, ...] = ()
+    aside: tuple[Inode, ...] = ()
     found: tuple[Found, ...] = ()
     state: DeclaredState | None = None
     versions: tuple[Version, ...] = ()

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from phosd.engine.criu.files import newer_versions, old_outputs
 from phosd.engine.criu.files.attributes import attributes_of, set_attributes
-from phosd.engine.criu.files.declared import left_aside, opened_anew
+from phosd.engine.criu.files.declared import all_in, left_aside, opened_anew
 from phosd.engine.criu.files.file_bytes import copy_file, digest, update_file
 from phosd.engine.criu.files.file_comparison import Comparison, compared, opened, saved_bytes
 from phosd.engine.criu.files.file_orders import Answer, Change, Copied, Hashed, Inode, Orders
@@ -52,7 +52,8 @@ def perform(orders: Orders) -> Answer:
     found = compared(orders)
     told, back = tuple(found.told()), tuple(file.path for file, _ in found.back)
     if found.problems or not orders.apply:
-        return Answer(tuple(found.problems), inodes=inodes, told=told, back=back)
+        aside = tuple(_identify(all_in(tuple(found.aside))))
+        return Answer(tuple(found.problems), inodes=inodes, told=told, back=back, aside=aside)
     changes: list[Change] = []
     try:
         _change(orders, found, changes)

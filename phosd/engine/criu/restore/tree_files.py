@@ -68,7 +68,7 @@ class TreeFiles:
             return
         self.told = answer.told
         changed = self._replaced | set(answer.back)
-        _require_unused([each for each in answer.inodes if each.path in changed])
+        _require_unused([*(each for each in answer.inodes if each.path in changed), *answer.aside])
         if self._clone is not None:
             self._clone.require_unlocked(answer.inodes)
         file_worker.require_usable(answer)
