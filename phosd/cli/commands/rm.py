@@ -28,7 +28,7 @@ def rm(settings: Settings, images: tuple[str, ...], yes: bool) -> None:
     \b
     Examples:
       phos rm 20261120T153012-3fa9
-      phos rm bert@3 bert@4 --yes
+      phos rm bert 20261120 --yes
     """
 
     @functools.cache
