@@ -116,9 +116,9 @@ def restore(
         return
     if not names:
         places = [str(output)] if output else output_of(settings, image)
-        written = Output(places)
+        written = Output(places) if follow else None
         pid = _restore(settings, image, given, ", ".join(places))
-        if follow:
+        if written is not None:
             written.show(settings, pid)
         return
 

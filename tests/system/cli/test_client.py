@@ -43,6 +43,24 @@ def phos(service: Service, *words: str, **environment: str) -> subprocess.Comple
     )
 
 
+def at_a_terminal(service: Service, typed: str, *words: str) -> "subprocess.CompletedProcess[str]":
+    """A command whose standard input is a terminal at which a line is typed."""
+    controller, terminal = pty.openpty()
+    try:
+        os.write(controller, f"{typed}\n".encode())
+        return subprocess.run(
+            [*PHOS, *words],
+            stdin=terminal,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            env=os.environ | {"PHOS_BUS": service.address},
+        )
+    finally:
+        os.close(terminal)
+        os.close(controller)
+
+
 def lines(text: str) -> list[dict[str, object]]:
     return [json.loads(line) for line in text.splitlines()]
 

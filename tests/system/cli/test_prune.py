@@ -1,9 +1,7 @@
 """``phos prune``: what nothing needs goes, after it was shown, and only what is one's own."""
 
 import os
-import pty
 import pwd
-import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,7 @@ from phosd.engine.system.procfs import boot_id, process_id
 from phosd.errors import Timeout
 from tests.support.fake_engine import manifest
 from tests.support.service import Service
-from tests.system.cli.test_client import PHOS, lines, phos
+from tests.system.cli.test_client import at_a_terminal, lines, phos
 from tests.system.cli.test_lists import as_nobody
 
 DAY = 86_400.0
@@ -124,20 +122,7 @@ def test_it_asks_before_it_deletes(full: Service) -> None:
 
 @pytest.mark.parametrize(("typed", "left"), [("n", 3), ("y", 1)])
 def test_at_a_terminal_it_asks(full: Service, typed: str, left: int) -> None:
-    controller, terminal = pty.openpty()
-    try:
-        os.write(controller, f"{typed}\n".encode())
-        done = subprocess.run(
-            [*PHOS, "prune"],
-            stdin=terminal,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            env=os.environ | {"PHOS_BUS": full.address},
-        )
-    finally:
-        os.close(terminal)
-        os.close(controller)
+    done = at_a_terminal(full, typed, "prune")
     assert "delete these 2 for good, 2.0 MiB at most?" in done.stderr
     assert (done.returncode == 0, len(full.engine.outputs[0])) == (typed == "y", left)
 
