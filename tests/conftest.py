@@ -1,5 +1,6 @@
 """What every test of this process must see before the first of them loads a CUDA driver."""
 
+import contextlib
 import os
 import shutil
 import signal
@@ -83,9 +84,7 @@ def is_played(item: pytest.Item) -> bool:
 
 
 def left() -> dict[int, str]:
-    """Processes that tests have started and that still run: pid and command.
-
-    Movers are left out: by design they wait half a minute for their next engine. So are buses,
+    """Processes that tests have started and that still run: pid and command. Buses are left out,
     which are the session's.
     """
     mark = f"PHOS_SOFTGPU_DIR={os.environ['PHOS_SOFTGPU_DIR']}".encode()
@@ -97,18 +96,24 @@ def left() -> dict[int, str]:
         except (FileNotFoundError, ProcessLookupError, PermissionError):
             continue  # it has ended, or is none of ours
     found.pop(os.getpid(), None)
-    others = ("-m phosd.engine.mover", "dbus-daemon")
-    return {pid: line for pid, line in found.items() if not any(each in line for each in others)}
+    return {pid: line for pid, line in found.items() if "dbus-daemon" not in line}
 
 
 @pytest.fixture(scope="module", autouse=True)
 def nothing_is_left() -> Iterator[None]:
-    """What a test leaves running would slow down all that come after it."""
+    """What a test leaves running would slow down all that come after it.
+
+    Movers whose engine was killed wait half a minute for the next, by design, and use their GPU
+    meanwhile, where the next module's programs may be alone: they are ended.
+    """
     before = left()
     yield
     deadline = time.monotonic() + 60
     while new := {pid: command for pid, command in left().items() if pid not in before}:
         assert time.monotonic() < deadline, f"left running: {new}"
+        for pid in (pid for pid, command in new.items() if "-m phosd.engine.mover" in command):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         time.sleep(0.05)
 
 
