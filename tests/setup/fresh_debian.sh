@@ -8,7 +8,7 @@
 # if that is set, else in a folder of TMPDIR or /var/tmp that is removed at the end.
 set -eu
 
-if [ "${1:-}" = --inside ]; then # the second half, in a mount namespace of its own
+if [ "${1:-}" = --inside ]; then # the second half, in namespaces of its own
     root=$2
     shift 2
     mount --bind "$root" "$root"
@@ -58,4 +58,6 @@ for name in $(env | sed -n 's/^\([A-Za-z_]\+\)=.*/\1/p'); do
     esac
 done
 export HOME=/root
-unshare --mount --propagation private "$here/fresh_debian.sh" --inside "$root" "$@"
+# Its processes are nobody else's: none is met by others, and all end with the first of them.
+unshare --mount --propagation private --pid --fork --kill-child \
+    "$here/fresh_debian.sh" --inside "$root" "$@"
