@@ -26,6 +26,7 @@ from phosd.client.options import (
 from phosd.client.past import Event, event, past_job
 from phosd.client.records import Gpu, Image, Job, Manager, Process, Record, record_of, records_of
 from phosd.client.rows import read_pages
+from phosd.client.storage import Storage
 from phosd.client.typed_calls import in_microseconds, interface_of, typed_errors
 from phosd.client.users import user_name
 from phosd.errors import Internal, InvalidOption, NoDaemon, PhosError
@@ -273,6 +274,10 @@ class AsyncClient:
     async def try_restore(self, image: str, **options: Unpack[RestoreOptions]) -> list[Check]:
         """Return what a restore checks before it begins. Nothing is restored."""
         return [Check.of(*row) for row in await self._ask("TryRestore", image, **options)]
+
+    async def storage(self) -> Storage:
+        """Return how full the disk is that images are on, and what yours take of it."""
+        return Storage(*await self._ask("GetStorage"))
 
     async def plan_evacuation(self, gpu: str) -> list[Step]:
         """Return what clears a GPU, by its number or the beginning of its UUID, of the processes

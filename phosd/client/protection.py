@@ -40,15 +40,17 @@ LATE = 1.5
 class Program:
     """A program: the processes of one name, or one process without a name.
 
-    ``image`` is its newest, ``every`` the seconds between its periodic checkpoints (0: none),
-    ``due`` when the next one is (seconds since the epoch), and ``trouble`` the last job of it that
-    failed, if nothing has succeeded since.
+    ``restarter`` is who would start it again if it, or the node, failed (empty: nobody that phosd
+    knows of). ``image`` is its newest, ``every`` the seconds between its periodic checkpoints (0:
+    none), ``due`` when the next one is (seconds since the epoch), and ``trouble`` the last job of
+    it that failed, if nothing has succeeded since.
     """
 
     name: str
     user_name: str
     processes: tuple[Process, ...]
     protection: Protection
+    restarter: str
     image: Image | None
     every: float
     due: float | None
@@ -107,6 +109,7 @@ def _program(
         user_name=group[0].user_name,
         processes=tuple(group),
         protection=_protection(made, every, trouble, now),
+        restarter=next((each.restarter for each in group if each.restarter), ""),
         image=image,
         every=every,
         due=made + every if every and made is not None else None,

@@ -213,6 +213,15 @@ LIST_METHODS = (
         "List the GPUs: ordinal, UUID, name, memory, used memory, path.",
     ),
     Method(
+        "GetStorage",
+        "",
+        "(tttt) storage",
+        "Return the bytes of the disk that images are on, how many of them are free, how many the "
+        "caller's images take (for administrators all images), and how many they may take; 0: as "
+        "many as the disk has.",
+        feature="storage",
+    ),
+    Method(
         "ListHistory",
         "",
         "aa{sv} jobs",

@@ -106,6 +106,13 @@ class Process:
         "The step of a Slurm job that it is in, as `4711.0` or `4711.batch`; empty: in none.",
         private=True,
     )
+    restarter: str = prop(
+        "Restarter",
+        "s",
+        "What would start its program again if it, or the node, failed: `unit bert.service`, `user "
+        "unit bert.service`, `pod ann/bert-0`, `Slurm job 4711`; empty: nothing that phosd knows.",
+        private=True,
+    )
     every: float = prop(
         "CheckpointInterval", "d", "Seconds between periodic checkpoints; 0: there are none."
     )

@@ -104,3 +104,33 @@ def test_it_goes_on_after_a_reboot(booted: Machine) -> None:
     expected = undisturbed("single", max(service.values()) + 1)
     assert service.values().items() <= expected.items()
     service.stop()
+
+
+def test_who_would_restart_it_is_told(booted: Machine) -> None:
+    """The unit that restarts its service, the system's or a user's; else nobody."""
+    service = Service(booted, "restarted", "control-group")
+    booted.put(
+        "/etc/systemd/system/restarted.service.d/again.conf", "[Service]\nRestart=on-failure"
+    )
+    booted.run("systemctl daemon-reload; loginctl enable-linger ann")
+    service.start()
+    users = f"phos run --gpu soft --name users -- {target.command('single')}"
+    variables = " ".join(f"--setenv={key}={value}" for key, value in target.VARIABLES.items())
+    booted.run(
+        f"systemd-run --user --unit=users --property=Restart=always {variables} /usr/bin/{users}",
+        user="ann",
+        variables={"XDG_RUNTIME_DIR": "/run/user/1000"},
+    )
+    alone = target.start(booted)
+    wait_until(lambda: len(phos(booted, "ps")) == 3, "three programs")
+    found = {row["name"]: row["restarter"] for row in phos(booted, "ps")}
+    assert found == {
+        "restarted": "unit restarted.service",
+        "users": "user unit users.service",
+        None: None,
+    }
+    service.stop()
+    booted.run(
+        "systemctl --user stop users", user="ann", variables={"XDG_RUNTIME_DIR": "/run/user/1000"}
+    )
+    alone.kill()

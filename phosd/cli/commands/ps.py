@@ -234,4 +234,5 @@ def _row(process: dict[str, Any], found: Managed) -> dict[str, Any]:
         "name": process.get("Name") or None,
         "container": process.get("Container") or None,
         "slurm_step": process.get("SlurmStep") or None,
+        "restarter": process.get("Restarter") or None,
     }

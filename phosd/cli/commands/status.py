@@ -5,12 +5,13 @@ import time
 from collections import Counter
 from typing import Any
 
-from phosd.cli.client import managed
+from phosd.cli.client import call, managed
 from phosd.cli.settings import Settings, command
 from phosd.client.daemon import Managed
 from phosd.client.errors import Exit
 from phosd.client.protection import Program, Protection, programs
 from phosd.client.records import Image, Job, Process, records_of
+from phosd.client.storage import Storage
 from phosd.client.text import human_bytes, since
 from phosd.client.times import time_text
 from phosd.client.users import of_yours, user_name
@@ -34,8 +35,9 @@ def status(settings: Settings) -> None:
     one: `phos checkpoint PID --every 10m`), late (its newest image is older than one and a half
     intervals), never (it has no image), or failed (its last checkpoint, since when there is none).
     AGE is that of its newest image, NEXT when the next one is due. STOP is for how long it stood
-    still for that. TROUBLE is its last job that failed, unless such a job has succeeded since;
-    `phos jobs JOB` tells all about it.
+    still for that. RESTARTED says who starts it again if it, or the node, fails: a unit of systemd
+    with Restart=, a Kubernetes pod, a Slurm job; `by hand` if phosd knows of nobody. TROUBLE is its
+    last job that failed, unless such a job has succeeded since; `phos jobs JOB` tells all about it.
 
     The exit code is 1 if a program is late, or failed, or was never saved.
 
@@ -70,10 +72,11 @@ def status(settings: Settings) -> None:
             ),
             "NEXT": lambda row: _next(row["next_in"], row["protection"]),
             "STOP": lambda row: f"{row['stop_seconds']:.2f} s" if row["stop_seconds"] else "",
+            "RESTARTED": lambda row: f"by {row['restarter'] or 'hand'}",
             "STATE": lambda row: row["state"],
             "TROUBLE": lambda row: row["trouble"] or "",
         },
-        spare=("STOP", "EVERY", "USER", "MEMORY", "NEXT"),
+        spare=("STOP", "EVERY", "USER", "MEMORY", "RESTARTED", "NEXT"),
         cut=True,
         empty=f"no process{of_yours()} uses a GPU; start a program with `phos run -- COMMAND`",
     )
@@ -98,9 +101,16 @@ def _summarise(settings: Settings, found: list[Program], managed: Managed) -> No
         {
             "programs": f"{len(found)}: {parts}",
             "gpus": f"{len(gpus)}, {human_bytes(used)} of {human_bytes(total)} used",
+            "disk": _disk(Storage(*call(settings, "GetStorage"))),
         }
     )
     settings.say("")
+
+
+def _disk(storage: Storage) -> str:
+    free = f"{human_bytes(storage.free)} of {human_bytes(storage.total)} free"
+    quota = f" of {human_bytes(storage.quota)} that you may have" if storage.quota else ""
+    return f"{free}, images take {human_bytes(storage.used)}{quota}"
 
 
 def _next(seconds: float | None, protection: Protection) -> str:
@@ -126,6 +136,7 @@ def _row(program: Program, found: Managed, now: float) -> dict[str, Any]:
         "gpus": sorted(gpus),
         "device_bytes": program.device_bytes,
         "state": program.state,
+        "restarter": program.restarter or None,
         "protection": program.protection,
         "image": image.id if image is not None else None,
         "image_created": time_text(int(made * 1e6)) if made is not None else None,

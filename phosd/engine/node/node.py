@@ -25,6 +25,7 @@ from phosd.engine.program.declared import KeptFiles
 from phosd.engine.program.process import GpuProcess
 from phosd.engine.program.stopped import StoppedProcesses
 from phosd.engine.system import memory_mount, unsandboxed
+from phosd.engine.system.restarters import Restarters
 from phosd.engine.system.rlimit import allow_many_descriptors
 
 _log = logging.getLogger(__name__)
@@ -71,6 +72,7 @@ class Node:
         places.make_hooks_folder(config.runtime_dir)
         self._claims = Claims()
         self._listed: dict[int, GpuProcess] = {}
+        self._restarters = Restarters()
         self.suspended = Register(config.runtime_dir)
         self.stopped = StoppedProcesses(config.runtime_dir)
         self.suspend_store = SuspendStore(
@@ -128,7 +130,9 @@ class Node:
         if places.has_many_users(self.config.runtime_dir):
             places.forget_users(self.config.runtime_dir)
         movers = self.movers.pids()
-        found = process.list_processes(self.config.runtime_dir, self.asking, movers, self._listed)
+        found = process.list_processes(
+            self.config.runtime_dir, self.asking, self._restarters, movers, self._listed
+        )
         self._listed = {known.pid: known for known in found}
         away = {pid: each for each in self.suspended.living() for pid in each.pids}
         return [_suspended(each, away[each.pid]) if each.pid in away else each for each in found]

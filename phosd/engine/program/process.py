@@ -16,6 +16,7 @@ from phosd.engine.program.stopped import StoppedProcesses
 from phosd.engine.system import cuda, device_nodes, procfs
 from phosd.engine.system.containers import Container, container_of, is_apart
 from phosd.engine.system.procfs import ProcessId
+from phosd.engine.system.restarters import Restarters
 from phosd.engine.system.slurm_steps import SlurmStep, step_of
 from phosd.engine.system.unkillable_reads import ABANDONABLE_THREADS, fairly
 from phosd.errors import Busy, Internal, NoSuchProcess, PhosError, Reason, Timeout, Unsupported
@@ -42,7 +43,8 @@ class GpuProcess:
     ``output`` are the files to which its standard output and error go. ``name`` is that of its
     program, if ``phos run`` gave it one; ``container`` is the one that it is in, if that has an id,
     and ``unseen`` are the GPUs of this node that were not given to it. ``slurm_step`` is the step
-    of a Slurm job that it is in.
+    of a Slurm job that it is in. ``unit`` is the service of systemd that would start it again if it
+    crashed.
     """
 
     pid: int
@@ -59,6 +61,18 @@ class GpuProcess:
     container: Container | None = None
     unseen: frozenset[int] = frozenset()
     slurm_step: SlurmStep | None = None
+    unit: str = ""
+
+    @property
+    def restarter(self) -> str:
+        """The unit, pod or job that would start its program again if it, or the node, failed;
+        empty: none is known.
+        """
+        if self.container is not None and self.container.pod:
+            return f"pod {self.container.pod}"
+        if self.slurm_step is not None:
+            return f"Slurm job {self.slurm_step.job}"
+        return self.unit
 
     @property
     def id(self) -> ProcessId:
@@ -206,6 +220,7 @@ def _environment(pid: int) -> dict[str, str]:
 def list_processes(
     runtime_dir: Path,
     asking: Callable[[int], AbstractContextManager[bool]],
+    restarters: Restarters,
     without: Collection[int] = (),
     known: Mapping[int, GpuProcess] = MappingProxyType({}),
 ) -> list[GpuProcess]:
@@ -226,7 +241,8 @@ def list_processes(
                 before = _known(pid, known)
                 described = None if free else _as_before(before)
                 described = described or _stopped(pid, before, stopped)
-                return described or describe(pid, runtime_dir, ask_hook=free, before=before)
+                described = described or describe(pid, runtime_dir, ask_hook=free, before=before)
+            return described and _with_unit(described, restarters)
         except (NoSuchProcess, FileNotFoundError, ProcessLookupError):
             return None  # it ended meanwhile
 
@@ -236,6 +252,10 @@ def list_processes(
     found = [each for each in seen.values() if each is not None]
     found += [replace(each, reason="it could not be looked at") for each in unseen]
     return sorted(found, key=lambda each: each.pid)
+
+
+def _with_unit(found: GpuProcess, restarters: Restarters) -> GpuProcess:
+    return replace(found, unit=restarters.unit_of(found.pid, named=bool(found.name)))
 
 
 def _as_before(before: GpuProcess | None) -> GpuProcess | None:

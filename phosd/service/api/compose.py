@@ -21,6 +21,7 @@ from phosd.service.api.object_interfaces import (
 )
 from phosd.service.api.object_methods import GpuMethods, ImageMethods, ProcessMethods
 from phosd.service.api.pruning import Pruning
+from phosd.service.api.storage import Storage
 from phosd.service.api.transfers import Transfers
 from phosd.service.config import Config
 from phosd.service.dbus.caller_pids import CallerPids
@@ -97,6 +98,7 @@ def compose(config: Config, engine: Engine, connection: Connection, history: His
         ),
         Moves(engine, jobs, inventory, rights, query_pool, pids, write_down),
         Listing(inventory, jobs, history, rights, query_pool, pids),
+        Storage(inventory, rights, query_pool, lambda: manager.config),
         Pruning(engine, history, jobs, query_pool),
         Namespaces(engine, connection.pid_of, query_pool),
         Transfers(engine, jobs, rights, query_pool, write_down),

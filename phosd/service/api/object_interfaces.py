@@ -47,6 +47,7 @@ PROCESS_READERS: Mapping[str, Callable[[ProcessView], object]] = {
     "Name": lambda view: view.process.name,
     "Container": lambda view: _container(view.process.container),
     "SlurmStep": lambda view: str(view.process.slurm_step or ""),
+    "Restarter": lambda view: view.process.restarter,
     "CheckpointInterval": lambda view: view.every,
     "CheckpointsKept": lambda view: view.keep,
 }

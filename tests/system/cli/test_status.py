@@ -1,5 +1,6 @@
 """``phos status`` says what needs somebody, and so does its exit code."""
 
+import dataclasses
 import os
 from datetime import UTC, datetime
 from typing import Any
@@ -49,6 +50,7 @@ def test_a_program_from_its_first_checkpoint_on(node: Service) -> None:
     shown = phos(node, "status").stdout
     assert "1: 1 protected" in shown and "\N{BLACK CIRCLE} protected" in shown
     assert "in 59 min" in shown or "in 1 h" in shown
+    assert "by hand" in shown and "free, images take" in shown
 
     def full(_: object) -> None:
         raise OutOfSpace("the disk is full", hint="make room")
@@ -58,6 +60,16 @@ def test_a_program_from_its_first_checkpoint_on(node: Service) -> None:
     state, trouble, code = protection(node)
     assert (state, code) == ("failed", 1)
     assert str(trouble).startswith("checkpoint: the disk is full")
+
+
+def test_who_restarts_it(node: Service) -> None:
+    (running,) = node.engine.running
+    node.engine.running = [dataclasses.replace(running, unit="unit bert.service")]
+    node.call("ListProcesses")
+    for command in ("status", "ps"):
+        (row,) = lines(phos(node, command, "--json").stdout)
+        assert row["restarter"] == "unit bert.service"
+    assert "by unit bert.service" in phos(node, "status").stdout
 
 
 def test_programs_of_others_are_not_judged(node: Service) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import pwd
 import subprocess
 import sys
 import threading
@@ -10,15 +11,18 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
+from phosd.engine.image.usage import total_bytes
 from phosd.engine.job.progress import Progress
 from phosd.errors import Busy
-from phosd.service.jobs.limits import JobLimits, in_turn
+from phosd.service.jobs.limits import JobLimits, UserLimits, in_turn
 from phosd.service.jobs.table import WAITING, Job, JobState, JobTable, Outcome, Task
 from phosd.service.process_identity import identify
-from tests.support.fake_engine import manifest, this_process
+from tests.support.fake_engine import block, manifest, this_process
 from tests.support.service import Service
 from tests.system.service.test_jobs import wait_for
 from tests.unit.service.test_job_table import Witness, accept
+
+STRANGER = pwd.getpwnam("nobody").pw_uid
 
 
 @pytest.mark.parametrize(
@@ -229,3 +233,24 @@ def test_a_job_beyond_its_users_share_is_in_nobodys_way() -> None:
         await table.close()
 
     asyncio.run(run())
+
+
+def test_users_see_what_their_images_take_and_may_take(service: Service) -> None:
+    mine, of_another = (
+        manifest(name, owner=uid, blocks=(block(uid),)) for name, uid in (("a", STRANGER), ("b", 7))
+    )
+    service.engine.stored = {each.id: each for each in (mine, of_another)}
+    service.call("ListImages")
+    of_one, of_both = total_bytes([mine]), total_bytes([mine]) + total_bytes([of_another])
+    assert of_both > of_one > 0
+
+    def told(uid: int) -> list[int]:
+        total, free, *rest = map(int, service.call("GetStorage", uid=uid).split()[1:])
+        assert total >= free > 0
+        return rest
+
+    assert told(STRANGER) == [of_one, 0]
+    limits = (UserLimits(user=STRANGER, quota=5 << 40),)
+    service.reconfigure(msgspec.structs.replace(service.config, limits=limits))
+    assert told(STRANGER) == [of_one, 5 << 40]
+    assert told(0) == [of_both, 0]

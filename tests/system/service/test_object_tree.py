@@ -72,6 +72,7 @@ def test_the_manager_is_introspected_completely(service: Service) -> None:
         "ListImages": ["", "a(stuttso)"],
         "ListJobs": ["", "a(ussso)"],
         "ListGPUs": ["", "a(usstto)"],
+        "GetStorage": ["", "(tttt)"],
         "ListHistory": ["a{sv}", "aa{sv}"],
         "ListEvents": ["a{sv}", "aa{sv}"],
     }

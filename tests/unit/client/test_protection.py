@@ -58,7 +58,9 @@ def test_what_failed_last_counts_until_it_succeeds(
 
 
 def test_the_processes_of_a_name_are_one_program_and_the_worst_comes_first() -> None:
-    rank = replace(PROCESS, pid=8, device_bytes=5, gpus=("/gpu/1",), state="suspended")
+    rank = replace(
+        PROCESS, pid=8, device_bytes=5, gpus=("/gpu/1",), state="suspended", restarter="unit b"
+    )
     first = replace(PROCESS, device_bytes=2, gpus=("/gpu/0",), last_image="i")
     of_another = replace(PROCESS, pid=9, user=2, last_image="i")
     unnamed = [replace(PROCESS, pid=pid, name="") for pid in (4, 3)]
@@ -67,4 +69,4 @@ def test_the_processes_of_a_name_are_one_program_and_the_worst_comes_first() -> 
     bert = found[2]
     assert (bert.device_bytes, bert.gpus) == (7, ("/gpu/0", "/gpu/1"))
     assert bert.state == "suspended, running"
-    assert bert.image == IMAGE
+    assert (bert.image, bert.restarter) == (IMAGE, "unit b")
