@@ -9,7 +9,7 @@ from typing import Any
 import pynvml
 
 from phosd.engine.node import software_account
-from phosd.engine.program.process import gpu_uuids
+from phosd.engine.program.process_gpus import gpu_uuids
 from phosd.engine.system import cuda, procfs
 from phosd.errors import Reason, Unsupported
 

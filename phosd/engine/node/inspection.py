@@ -18,7 +18,8 @@ from phosd.engine.hook_client.link import (
     ProgramOutcome,
 )
 from phosd.engine.node.node import Node
-from phosd.engine.program.process import gpus_of, placed
+from phosd.engine.program.process import placed
+from phosd.engine.program.process_gpus import gpus_of
 from phosd.engine.system import procfs
 from phosd.engine.system.procfs import ProcessId
 from phosd.errors import Busy, NoSuchProcess, Reason, Unsupported

@@ -45,7 +45,7 @@ from phosd.engine.program.discovery import discover_group
 from phosd.engine.program.group import CheckpointGroup, explain_death
 from phosd.engine.program.held import held
 from phosd.engine.program.locked import locked
-from phosd.engine.program.process import gpus_of
+from phosd.engine.program.process_gpus import gpus_of
 from phosd.errors import InvalidOption, PhosError
 from phosd.interface.options import MigrateMode
 

@@ -12,7 +12,7 @@ from phosd.engine.node.node import Node
 from phosd.engine.operations.admission import context_bytes
 from phosd.engine.operations.permissions import require_may_save
 from phosd.engine.program.group import CheckpointGroup
-from phosd.engine.program.process import gpu_uuids, unseen_gpus
+from phosd.engine.program.process_gpus import gpu_uuids, unseen_gpus
 from phosd.engine.program.tree import ProcessTree
 from phosd.engine.system import device_nodes, procfs
 from phosd.errors import Reason, Unsupported

@@ -25,7 +25,8 @@ from phosd.engine.operations.move_checks import require_alone, require_seen, req
 from phosd.engine.operations.permissions import ROOT
 from phosd.engine.operations.restore.load import LoadedMemory, device_bytes, loaded
 from phosd.engine.program import driver_checkpoint
-from phosd.engine.program.process import placed, visible_gpus
+from phosd.engine.program.process import placed
+from phosd.engine.program.process_gpus import visible_gpus
 from phosd.engine.program.stopped import StoppedProcesses
 from phosd.engine.recovery.guarded import kept_for
 from phosd.engine.recovery.rescue import free

@@ -22,7 +22,7 @@ from phosd.engine.system import device_nodes, procfs, stopped_state
 from phosd.engine.system.cuda import call, driver, gpu_uuid
 from phosd.engine.system.procfs import ProcessId
 from phosd.engine.system.unkillable_reads import at_once
-from phosd.errors import Internal, NoSuchProcess, PhosError, Timeout
+from phosd.errors import Busy, Internal, NoSuchProcess, PhosError, Timeout
 
 LOCK_LIMITS_MS = (1_000, 3_000, 10_000)
 """How long the locks of a group may take, for each try. A lock waits for the work in flight, which
@@ -60,7 +60,11 @@ def state(pid: int) -> State | None:
     if stopped_state.stands_still(pid):
         return None if procfs.process_id(pid) is None else State.UNKNOWN
     bindings = driver()
-    status, value = bindings.cuCheckpointProcessGetState(pid)
+    ask = partial(bindings.cuCheckpointProcessGetState, pid)
+    try:  # it may be stopped after that look: CRIU lets go a stopped one a moment before it stops
+        status, value = stopped_state.answer(pid, ask, changes=False)
+    except Busy:
+        return State.UNKNOWN
     if status == bindings.CUresult.CUDA_SUCCESS:
         return State(int(value))
     # docs/design/driver.md: others-have-no-state. One that ends while it is asked is not there
@@ -348,6 +352,9 @@ def _clear_state(pid: int) -> State:
     """Return the state of a process. Raises if it is none from which it can be brought back."""
     stopped_state.await_going(pid)  # nobody is to be left behind who asks no more than this
     now = state(pid)
+    while now is State.UNKNOWN and stopped_state.is_still(pid):  # only now
+        stopped_state.await_going(pid)
+        now = state(pid)
     if now is None:
         raise NoSuchProcess(
             f"process {pid} ended during its checkpoint", hint="see its output for why it ended"

@@ -13,7 +13,7 @@ from phosd.engine.hook_client.link import Hello, HookLink, HookState
 from phosd.engine.hook_client.listeners import Listeners
 from phosd.engine.job.affected import AffectedProcess, AffectedSet
 from phosd.engine.memory.exported import SHARED, ExportedBlock, distinct
-from phosd.engine.program import cuda_tools, driver_checkpoint, process
+from phosd.engine.program import cuda_tools, driver_checkpoint, process, process_gpus
 from phosd.engine.program.stopped import StoppedProcesses
 from phosd.engine.program.tree import ProcessTree, TreeProcess
 from phosd.engine.system import procfs, stopped_state
@@ -244,7 +244,7 @@ class CheckpointGroup:
             if process.has_only_nvml(pid):
                 return Member(pid, [], None, None, only_nvml=True)
             if not process.has_hook(pid):
-                return Member(pid, process.visible_gpus(pid), None, None)
+                return Member(pid, process_gpus.visible_gpus(pid), None, None)
             link = self._woken(pid)
         try:
             # Do not continue without a hook that fails only now: the driver would lose what it ever
@@ -261,7 +261,7 @@ class CheckpointGroup:
                     hint="neither phosd nor the driver can save that; start the program without it",
                     reason=hello.code or Reason.PROCESS_STATE,
                 )
-            return Member(pid, process.gpus_of(hello), link, hello)
+            return Member(pid, process_gpus.gpus_of(hello), link, hello)
         except BaseException:
             link.close()
             raise

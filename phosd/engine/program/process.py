@@ -12,14 +12,15 @@ from phosd.engine.hook_client.link import Hello, HookBlock, HookLink, HookState
 from phosd.engine.hook_client.places import hook_socket
 from phosd.engine.program import cuda_tools, driver_checkpoint
 from phosd.engine.program.name import name_of
+from phosd.engine.program.process_gpus import environment, gpus_of, unseen_gpus
 from phosd.engine.program.stopped import StoppedProcesses
-from phosd.engine.system import cuda, device_nodes, procfs
-from phosd.engine.system.containers import Container, container_of, is_apart
+from phosd.engine.system import procfs
+from phosd.engine.system.containers import Container, container_of
 from phosd.engine.system.procfs import ProcessId
 from phosd.engine.system.restarters import Restarters
 from phosd.engine.system.slurm_steps import SlurmStep, step_of
 from phosd.engine.system.unkillable_reads import ABANDONABLE_THREADS, fairly
-from phosd.errors import Busy, Internal, NoSuchProcess, PhosError, Reason, Timeout, Unsupported
+from phosd.errors import Busy, Internal, NoSuchProcess, PhosError, Timeout
 
 _TIMEOUT = 2.0
 """Seconds that a hook may take to answer when processes are listed."""
@@ -106,12 +107,12 @@ def hook_place(pid: int) -> Path | None:
     if not _maps(pid, b"/libphos_hook.so"):
         return None
     try:
-        environment = _environment(pid)
+        variables = environment(pid)
     except NoSuchProcess:
         return None
-    if environment.get("PHOS_HOOK") == "off":
+    if variables.get("PHOS_HOOK") == "off":
         return None
-    return Path(environment.get("PHOS_RUNTIME_DIR") or "/run/phos")
+    return Path(variables.get("PHOS_RUNTIME_DIR") or "/run/phos")
 
 
 def _maps(pid: int, library: bytes) -> bool:
@@ -150,71 +151,6 @@ def has_only_nvml(pid: int) -> bool:
 def _hook_has_begun(pid: int) -> bool:
     threads = (procfs.PROC / str(pid) / "task").iterdir()
     return any((thread / "comm").read_text(errors="replace") == _HOOK for thread in threads)
-
-
-def visible_gpus(pid: int) -> list[int]:
-    """Return the node's ordinals of a process's devices, in the order of the process.
-
-    This is what its initial environment says; a hook knows better (:func:`gpus_of`).
-    """
-    uuids = gpu_uuids()
-    chosen = _environment(pid).get("CUDA_VISIBLE_DEVICES")
-    if chosen is None:
-        return list(range(len(uuids)))
-    return parse_visible(chosen, uuids)
-
-
-def gpus_of(hello: Hello) -> list[int]:
-    """Return the node's ordinals of the devices of a hooked process, in the order of the process.
-
-    Raises :class:`Unsupported` if a device is none of the node's GPUs.
-    """
-    ordinals = {uuid: ordinal for ordinal, uuid in enumerate(gpu_uuids())}
-    for uuid in hello.devices:
-        if uuid not in ordinals:
-            raise Unsupported(
-                f"process {hello.pid} uses {uuid}, which is none of this node's GPUs"
-                f" ({', '.join(ordinals) or 'there are none'})",
-                hint="phosd must see every GPU: start it without CUDA_VISIBLE_DEVICES; MIG devices"
-                " cannot be checkpointed",
-                reason=Reason.UNKNOWN_GPU,
-            )
-    return [ordinals[uuid] for uuid in hello.devices]
-
-
-def parse_visible(chosen: str, uuids: Sequence[str]) -> list[int]:
-    """Return the ordinals that ``CUDA_VISIBLE_DEVICES`` names: numbers, or unique UUID prefixes.
-
-    As in the driver, devices after an invalid name are invisible.
-    """
-    ordinals: list[int] = []
-    for name in map(str.strip, chosen.split(",")):
-        if name.isascii() and name.isdecimal():
-            matches = [i for i in range(len(uuids)) if str(i) == (name.lstrip("0") or "0")]
-        else:
-            matches = [i for i, uuid in enumerate(uuids) if name and uuid.startswith(name)]
-        if len(matches) != 1:
-            break
-        ordinals += matches
-    return ordinals
-
-
-def gpu_uuids() -> list[str]:
-    """Return the UUIDs (``GPU-...``) of the node's GPUs, by ordinal."""
-    uuids = []
-    for ordinal in range(cuda.call("cuDeviceGetCount")):
-        device = cuda.call("cuDeviceGet", ordinal)
-        uuids.append(cuda.gpu_uuid(bytes(cuda.call("cuDeviceGetUuid", device).bytes)))
-    return uuids
-
-
-def _environment(pid: int) -> dict[str, str]:
-    try:
-        found = procfs.environment(pid)
-    except (FileNotFoundError, ProcessLookupError) as error:
-        raise NoSuchProcess(f"there is no process {pid}", hint="see `phos ps`") from error
-    pairs = (each.decode(errors="replace").partition("=") for each in found if each)
-    return {name: value for name, _, value in pairs}
 
 
 def list_processes(
@@ -383,14 +319,6 @@ def _described(
         unseen=unseen_gpus(process.pid),
         slurm_step=step_of(process.pid),
     )
-
-
-def unseen_gpus(pid: int) -> frozenset[int]:
-    """Return the node's ordinals of GPUs that a process cannot use, as its container lacks them."""
-    if not is_apart(pid):
-        return frozenset()
-    known = enumerate(gpu_uuids())
-    return frozenset(gpu for gpu, uuid in known if not device_nodes.sees(pid, uuid))
 
 
 def output_files(pid: int) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterator
 
 from phosd.engine.job.journal import JobRecord
 from phosd.engine.node.placement import whole
-from phosd.engine.program import driver_checkpoint, process
+from phosd.engine.program import driver_checkpoint, process_gpus
 from phosd.engine.program.stopped import StoppedProcesses
 from phosd.engine.recovery.account import Account, noted, told
 from phosd.engine.recovery.guarded import GuardingMovers
@@ -118,4 +118,4 @@ def _finish_moves(stopped: Collection[int], jobs: Collection[JobRecord], account
         if {driver_checkpoint.State.LOCKED, driver_checkpoint.State.RUNNING} & {*states.values()}:
             for pid in behind:
                 with noted(account, pid):
-                    driver_checkpoint.move([pid], whole(moves, len(process.gpu_uuids())))
+                    driver_checkpoint.move([pid], whole(moves, len(process_gpus.gpu_uuids())))

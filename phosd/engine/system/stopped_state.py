@@ -91,11 +91,12 @@ def await_going(pid: int) -> None:
         time.sleep(_PAUSE)
 
 
-def answer(pid: int, ask: Callable[[], _T]) -> _T:
+def answer(pid: int, ask: Callable[[], _T], *, changes: bool = True) -> _T:
     """Return what ``ask`` returns, or raise what it raises; the process must answer it.
 
     Raises :class:`Busy` if the process stands still. If that begins in the middle, ``ask`` goes on
-    in a thread that is left behind, and is answered when the process goes on.
+    in a thread that is left behind, and is answered when the process goes on; ``changes``: it does
+    something then (:func:`is_asked`).
     """
     if stands_still(pid):  # who is frozen is noticed when no answer comes
         await_going(pid)
@@ -116,7 +117,8 @@ def answer(pid: int, ask: Callable[[], _T]) -> _T:
             try:
                 require_going(pid)
             except Busy:
-                _leave_behind(pid, thread)
+                if changes:
+                    _leave_behind(pid, thread)
                 raise
             continue
         if error is not None:
@@ -125,7 +127,9 @@ def answer(pid: int, ask: Callable[[], _T]) -> _T:
 
 
 def is_asked(pid: int) -> bool:
-    """Return whether :func:`answer` has left somebody behind whom the process will still answer."""
+    """Return whether :func:`answer` has left a thread behind whose question the process will still
+    answer by a change.
+    """
     with _lock:
         return pid in _left_behind and _left_behind[pid].is_alive()
 

@@ -12,7 +12,7 @@ from uuid import UUID
 import pytest
 
 from phosd.engine.hook_client.wire import HEADER, MAGIC, VERSION, Type
-from phosd.engine.program import process
+from phosd.engine.program import process_gpus
 from phosd.engine.system.native import hook_library
 from phosd.unix_sockets import peer_of
 from tests.native.hook.live import PRELUDE, linked, live
@@ -144,7 +144,7 @@ def test_it_tells_the_devices_by_the_programs_own_numbers(tmp_path: Path) -> Non
         seen = [f"GPU-{UUID(hex=device)}" for device in program.hears().split()]
         hello = program.link.hello()
         assert list(hello.devices) == seen == [names[2], names[0]]
-        assert process.visible_gpus(program.process.pid) != [2, 0], "the test tests nothing"
+        assert process_gpus.visible_gpus(program.process.pid) != [2, 0], "the test tests nothing"
 
 
 def test_memory_shared_by_legacy_ipc(tmp_path: Path) -> None:

@@ -27,10 +27,11 @@ from phosd.engine.operations.restore.options import RestoreOptions
 from phosd.engine.operations.restore.restore import restore
 from phosd.engine.operations.resume import ResumeOptions, resume
 from phosd.engine.operations.suspend import SuspendOptions, suspend
+from phosd.engine.program import driver_checkpoint
 from phosd.engine.recovery.guarded import left_parked
 from phosd.engine.recovery.rescue import bring_back as recover
 from phosd.engine.system import cgroups, cuda, stopped_state
-from phosd.errors import NotAuthorized, OutOfMemory, PhosError, Unsupported
+from phosd.errors import Busy, NotAuthorized, OutOfMemory, PhosError, Unsupported
 from tests.node.checkpoint_restore.conftest import Starter
 from tests.node.checkpoint_restore.cycle import (
     AFTER,
@@ -217,6 +218,33 @@ def test_a_rank_is_stopped_in_the_middle_of_a_step_of_the_driver(
         checkpoint(node, ring.pid, CheckpointOptions(mode="stop"), Progress())
     goes_on_right(node, ring, last, undisturbed, filled=step == "Lock")
     save(node, ring, "stop")
+
+
+def test_a_process_is_stopped_as_its_state_is_asked(
+    start: Starter, undisturbed: Undisturbed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As CRIU leaves it, which lets go of a stopped process a moment before it stops again. Nobody
+    waits for it, and nobody thinks that it will do something when it goes on.
+    """
+    target = start("single")
+    target.wait_for_steps(3)
+    monkeypatch.setattr(stopped_state, "TIMEOUT", 0.3)
+    bindings = cuda.driver()
+    get_state = bindings.cuCheckpointProcessGetState
+    with soon() as begins, monkeypatch.context() as patch:
+        stop = begins(lambda: halt(target.pid))
+
+        def stopped(pid: int) -> Any:
+            stop(Progress())
+            return get_state(pid)
+
+        patch.setattr(bindings, "cuCheckpointProcessGetState", stopped)
+        with pytest.raises(Busy, match=f"process {target.pid} is stopped, by"):
+            driver_checkpoint.require_running([target.pid])
+    assert not stopped_state.is_asked(target.pid)
+    os.kill(target.pid, signal.SIGCONT)
+    driver_checkpoint.require_running([target.pid])
+    computes_right(target, undisturbed)
 
 
 @pytest.mark.rotated(of=4)

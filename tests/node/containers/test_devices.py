@@ -11,7 +11,7 @@ from phosd.engine.node.node import Node
 from phosd.engine.operations.migrate import MigrateOptions, migrate
 from phosd.engine.operations.resume import ResumeOptions, resume
 from phosd.engine.operations.suspend import SuspendOptions, suspend
-from phosd.engine.program import process
+from phosd.engine.program import process_gpus
 from phosd.engine.system import device_nodes
 from phosd.errors import Reason, Unsupported
 from tests.node.checkpoint_restore.cycle import Undisturbed, computed_right
@@ -25,7 +25,7 @@ MAJOR = 240
 def devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, ...]:
     """Devices for the software GPUs, as a driver has them."""
     made = []
-    for minor, uuid in enumerate(process.gpu_uuids()):
+    for minor, uuid in enumerate(process_gpus.gpu_uuids()):
         made.append(tmp_path / f"nvidia{minor}")
         os.mknod(made[-1], 0o666 | stat.S_IFCHR, os.makedev(MAJOR, minor))
         (folder := tmp_path / f"0000:{minor}").mkdir()
@@ -42,8 +42,8 @@ def test_a_gpu_without_a_device_is_refused_before_anything_is_touched(
     given = containers.bound(devices[0], "rw")
     with containers.run_by_runc("single", place, more=[given]) as target:
         target.wait_for_steps(3)
-        assert process.unseen_gpus(target.pid) == {1}
-        assert process.unseen_gpus(os.getpid()) == frozenset()
+        assert process_gpus.unseen_gpus(target.pid) == {1}
+        assert process_gpus.unseen_gpus(os.getpid()) == frozenset()
         with pytest.raises(Unsupported, match="not given GPU 1") as refused:
             migrate(node, target.pid, MigrateOptions("1"), Progress())
         assert refused.value.reason == Reason.MISSING_DEVICE

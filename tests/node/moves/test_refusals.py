@@ -20,7 +20,7 @@ from phosd.engine.operations.restore.restore import restore
 from phosd.engine.operations.resume import ResumeOptions, resume
 from phosd.engine.operations.suspend import SuspendOptions, suspend
 from phosd.engine.operations.swap import SwapOptions, swap
-from phosd.engine.program.process import gpu_uuids
+from phosd.engine.program.process_gpus import gpu_uuids
 from phosd.engine.recovery import rescue
 from phosd.engine.recovery.stranded import stranded
 from phosd.errors import (

@@ -7,7 +7,7 @@ from phosd.engine.node.node import Node
 from phosd.engine.operations.migrate import MigrateOptions, migrate
 from phosd.engine.operations.resume import ResumeOptions, resume
 from phosd.engine.operations.suspend import SuspendOptions, suspend
-from phosd.engine.program.process import gpu_uuids
+from phosd.engine.program.process_gpus import gpu_uuids
 from tests.node.checkpoint_restore.conftest import Starter
 from tests.node.checkpoint_restore.cycle import Undisturbed, computes_right
 from tests.node.moves.random_moves import gpus_of

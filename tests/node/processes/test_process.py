@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phosd.engine.hook_client import distrust
-from phosd.engine.program import driver_checkpoint, process
-from phosd.engine.program.process import parse_visible
+from phosd.engine.program import driver_checkpoint, process, process_gpus
+from phosd.engine.program.process_gpus import parse_visible, visible_gpus
 from phosd.engine.system.cuda import gpu_uuid
 from phosd.errors import NoSuchProcess
 from tests.support import older_kernel
@@ -56,16 +56,16 @@ def test_any_text_names_some_devices_or_none(chosen: str, number: int) -> None:
 
 
 def test_the_environment_decides(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "gpu_uuids", lambda: UUIDS)
+    monkeypatch.setattr(process_gpus, "gpu_uuids", lambda: UUIDS)
     for chosen, expected in ((None, [0, 1, 2]), ("2,0", [2, 0]), ("\udcff", [])):
         env = {} if chosen is None else {"CUDA_VISIBLE_DEVICES": chosen}
         with subprocess.Popen(["sleep", "60"], env={"PATH": os.environ["PATH"], **env}) as sleeper:
             # A program that has only just been started has no environment for a moment.
             wait_until(Path(f"/proc/{sleeper.pid}/environ").read_bytes, "its environment")
-            assert process.visible_gpus(sleeper.pid) == expected
+            assert visible_gpus(sleeper.pid) == expected
             sleeper.kill()
     with pytest.raises(NoSuchProcess):
-        process.visible_gpus(sleeper.pid)
+        visible_gpus(sleeper.pid)
 
 
 def test_a_mapped_file_with_a_strange_name(tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ def test_a_mapped_file_with_a_strange_name(tmp_path: Path) -> None:
 def gpu_process(monkeypatch: pytest.MonkeyPatch) -> int:
     """This very process, as if it used the last of the node's GPUs."""
     monkeypatch.setattr(driver_checkpoint, "state", lambda pid: driver_checkpoint.State.RUNNING)
-    monkeypatch.setattr(process, "gpu_uuids", lambda: [*UUIDS, gpu_uuid(DEVICE)])
+    monkeypatch.setattr(process_gpus, "gpu_uuids", lambda: [*UUIDS, gpu_uuid(DEVICE)])
     return os.getpid()
 
 

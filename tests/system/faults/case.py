@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from phosd.engine.faults import Kind, Point
 from phosd.engine.hook_client.link import HookLink
 from phosd.engine.node.suspended import Register
-from phosd.engine.program.process import gpus_of
+from phosd.engine.program.process_gpus import gpus_of
 from tests.node.checkpoint_restore.cycle import Undisturbed, computes_right
 from tests.support.harness import Target
 from tests.support.rotation import plays

@@ -21,7 +21,7 @@ from phosd.engine.memory.exported import Allocation, if_alive, let_go, new_key
 from phosd.engine.memory.handing_back import HeldBlock, hand_back
 from phosd.engine.mover.client.mover import Mover
 from phosd.engine.node.node import Node
-from phosd.engine.program.process import gpus_of
+from phosd.engine.program.process_gpus import gpus_of
 from phosd.engine.system import procfs
 from phosd.engine.system.procfs import ProcessId
 from phosd.errors import Cancelled, ImageCorrupt, PhosError
