@@ -27,7 +27,7 @@ LOCAL = frozenset(
 """Types of file systems that ask no server for anything, as in ``mountinfo``."""
 
 
-def known_status(link: Path) -> os.stat_result:
+def known_status(link: "Path | str") -> os.stat_result:
     """Return the status, as this machine knows it, of the file behind a link of ``/proc``.
 
     Raises :class:`OSError`: FileNotFoundError if there is no such link (any more), PermissionError

@@ -177,13 +177,14 @@ def stat(pid: int) -> Stat | None:
     )
 
 
-def lines(path: Path) -> list[str]:
+def lines(path: "Path | str") -> list[str]:
     """Split a file of the kernel into lines, at newlines only.
 
     In names that users chose the kernel escapes only newlines, not the other characters at which
     ``read_text`` and ``splitlines`` end a line.
     """
-    return path.read_bytes().decode(errors="replace").split("\n")
+    with open(path, "rb", buffering=0) as file:  # noqa: PTH123
+        return file.readall().decode(errors="replace").split("\n")
 
 
 def process_id(pid: int) -> ProcessId | None:
@@ -342,16 +343,16 @@ def descriptors(
     Raises :class:`PermissionError`, naming the file, for those on a FUSE file system that is for
     one user alone.
     """
-    folder, found = PROC / str(pid), []
-    for number in sorted(int(entry.name) for entry in (folder / "fd").iterdir()):
-        link = Path(f"{folder}/fd/{number}")  # in one go: a program may have very many
+    folder, found = f"{PROC}/{pid}", []
+    for number in sorted(int(entry.name) for entry in os.scandir(f"{folder}/fd")):
+        link = f"{folder}/fd/{number}"  # a text: paths would take most of the time
         try:
-            target = str(link.readlink())
+            target = os.readlink(link)  # noqa: PTH115
             try:
                 file = known_status(link)
             except PermissionError as error:
                 raise PermissionError(error.errno, error.strerror, target) from error
-            fields = fields_of(Path(f"{folder}/fdinfo/{number}"))
+            fields = fields_of(f"{folder}/fdinfo/{number}")
         except without:
             continue
         flags, position = int(fields["flags"], 8), int(fields["pos"])
@@ -385,7 +386,7 @@ def mappings(pid: int) -> list[Mapping]:
     return found
 
 
-def fields_of(path: Path) -> dict[str, str]:
+def fields_of(path: "Path | str") -> dict[str, str]:
     """Return the fields of a file such as ``/proc/pid/status``."""
     return dict(line.split(":", 1) for line in lines(path) if ":" in line)
 
