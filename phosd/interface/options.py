@@ -29,7 +29,7 @@ Fallback = Literal["auto", "none"]
 Tcp = Literal["refuse", "close"]
 Then = Literal["run", "end", "hold"]
 Where = Literal["auto", "memory", "disk"]
-Files = Literal["rollback", "keep", "cut"]
+Files = Literal["rollback", "keep", "cut", "as-is"]
 CloneFiles = Literal["copy", "share", "refuse"]
 
 
@@ -212,7 +212,8 @@ class RestoreOptions(JobOptions, total=False):
             "What becomes of files that have changed since: `rollback` puts those back that the "
             "image has, `cut` cuts those to their old length that the program only wrote to and "
             "that have grown, `keep` does neither. Others are refused, unless they are only "
-            "appended to. What is replaced or cut stays in a file beside.",
+            "appended to. What is replaced or cut stays in a file beside. With `as-is` the program "
+            "goes on with all of them as they are, unless they are gone.",
             "rollback",
         ),
     ]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Self
 from phosd.cli.run_command.early_signals import EarlySignals
 from phosd.cli.run_command.environment import prepend
 from phosd.cli.run_command.named import keep_command
-from phosd.cli.run_command.program import Program, output_folder
+from phosd.cli.run_command.program import END, Program, output_folder, read_end
 from phosd.cli.run_command.relay import SAVED, Relayed, exit_code, follow
 from phosd.cli.settings import Settings
 from phosd.client.errors import CommandError, Exit
@@ -136,7 +136,9 @@ class Foreground:
         try:
             return resumed(self._settings, client, image, options, early), policy, image
         except Internal:  # as if it ends before CRIU is done with it
-            self._tell_crash(image, began, Exit.FAILED)
+            status = read_end(folder / END) if folder is not None else None
+            code = Exit.FAILED if status is None else exit_code(status)
+            self._tell_crash(image, began, code)
             raise
 
     def _tell_crash(self, image: "Image", restored_at: float, code: int) -> None:

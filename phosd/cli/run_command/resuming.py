@@ -163,9 +163,11 @@ def resumed(
         handle = client.restore(image.id, **(options | {"end": str(end)}))
         with early.cancelling(handle):
             job = handle.wait()
-    except Cancelled:
-        if not early.asked:  # somebody else has
+    except PhosError as error:
+        if not early.asked:
             raise
+        if not isinstance(error, Cancelled):  # the signal may have come to the program first
+            settings.note(f"phos: {error}")
         settings.note(f"phos: {label(image)} is still there; the same command goes on from it")
         sys.exit(early.exit_code)
     for note in job.notes:

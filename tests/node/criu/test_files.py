@@ -81,6 +81,56 @@ def test_a_grown_file_is_cut(policy: Policy, lives: Callable[[int], Life], uid: 
     assert tail.stat().st_size > 0
 
 
+def own_file(life: Life, name: str) -> Path:
+    """A file of the program's user, before the program is started."""
+    path = life.home / name
+    path.write_bytes(b"before" * 10)
+    os.chown(path, life.uid, life.uid)
+    return path
+
+
+HOLDS_BOTH = """
+import os
+read, both = os.open("read", os.O_RDONLY), os.open("both", os.O_RDWR)
+os.lseek(both, 5, os.SEEK_SET)
+"""
+
+
+@pytest.mark.parametrize("uid", [0, USER])
+@pytest.mark.parametrize("size", [0, 3, 300])
+def test_a_program_goes_on_with_files_as_they_are(
+    lives: Callable[[int], Life], uid: int, size: int
+) -> None:
+    """They are smaller or larger by now; nothing of them is changed or left beside."""
+    life = lives(uid)
+    paths = [own_file(life, name) for name in ("read", "both")]
+    life.start(HOLDS_BOTH + COUNTER)
+    life.counts_on()
+    life.dump()
+    life.kill()
+    for path in paths:
+        path.write_bytes(b"x" * size)
+    restored = life.restore(files=Policy.AS_IS)
+    restored.settle()
+    life.counts_on()
+    assert [path.read_bytes() for path in paths] == [b"x" * size] * 2
+    (both,) = [d for d in procfs.descriptors(restored.pid) if d.target == str(paths[1])]
+    assert both.position == 5
+    assert not list(life.home.glob("*.phos-*"))
+
+
+def test_a_file_that_is_gone_is_not_as_it_is(life: Life) -> None:
+    own_file(life, "read")
+    gone = own_file(life, "both")
+    life.start(HOLDS_BOTH + COUNTER)
+    life.counts_on()
+    life.dump()
+    life.kill()
+    gone.unlink()
+    with pytest.raises(Unsupported, match="both is gone"):
+        life.restore(files=Policy.AS_IS)
+
+
 def broken_criu(life: Life) -> Criu:
     """A CRIU that fails when it restores."""
     path = life.home / "criu"

@@ -3,7 +3,7 @@
 import os
 import stat
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import pytest
@@ -43,8 +43,10 @@ def scratch() -> Iterator[Path]:
     folder.rmdir()
 
 
-def rehearse(life: Life, scratch: Path, cancellation: Cancellation | None = None) -> None:
-    rehearsal = Rehearsal(life.saved_tree, scratch)
+def rehearse(
+    life: Life, scratch: Path, cancellation: Cancellation | None = None, *, as_is: bool = False
+) -> None:
+    rehearsal = Rehearsal(life.saved_tree, scratch, as_is=as_is)
     rehearsal.require_possible()
     rehearse_tree(life.criu, rehearsal, "image", cancellation)
 
@@ -65,6 +67,19 @@ def seen(folder: Path) -> dict[str, object]:
             times = (status.st_mtime_ns, status.st_ctime_ns)
             found[str(path)] = (status.st_ino, status.st_mode, status.st_size, times, content)
     return found
+
+
+@pytest.mark.parametrize("as_is", [False, True])
+def test_files_that_are_larger_by_now(beside: Life, scratch: Path, as_is: bool) -> None:
+    data = beside.home / "data"
+    data.write_text("before")
+    beside.start('data = open("data")\n' + COUNTER)
+    beside.counts_on()
+    beside.dump()
+    data.write_text("larger by now")
+    with nullcontext() if as_is else pytest.raises(Internal, match="criu restore failed"):
+        rehearse(beside, scratch, as_is=as_is)
+    beside.counts_on()
 
 
 def test_what_the_original_has_is_as_it_was(beside: Life, scratch: Path) -> None:

@@ -43,6 +43,7 @@ class Comparison:
     """What is wrong with the files, and what is to be done: files to be ``cut``, to be put ``back``
     from their saved bytes, and to be ``made`` anew. In declared places what was made since is
     put ``aside``, ``folders`` that are gone are made, and ``links`` point again to what they did.
+    Files that have changed and stay ``as_is`` are told.
     """
 
     problems: list[str] = field(default_factory=list)
@@ -52,6 +53,7 @@ class Comparison:
     aside: list[str] = field(default_factory=list)
     folders: list[tuple[str, int]] = field(default_factory=list)
     links: list[tuple[str, str]] = field(default_factory=list)
+    as_is: list[str] = field(default_factory=list)
 
     def told(self) -> Iterator[str]:
         """Yield what is done with them, in words."""
@@ -66,6 +68,8 @@ class Comparison:
             yield f"{path} was made since, and stays as {path}{NEWER}*"
         for path, target in self.links:
             yield f"{path} is a link to {target} again"
+        for path in self.as_is:
+            yield f"{path} has changed, and the program goes on with it as it is"
 
 
 def compared(orders: Orders) -> Comparison:
@@ -89,6 +93,8 @@ def compared(orders: Orders) -> Comparison:
             found.problems.append(problem)
         elif cut and path not in copied:
             found.cut[path] = file
+        elif orders.policy is Policy.AS_IS and not file.appended and not _is_as_saved(file):
+            found.as_is.append(path)
     for path, (written, source) in saved.items():
         if path in copied or path in back:
             continue
@@ -145,7 +151,7 @@ def _examine(file: OpenFile, policy: Policy) -> tuple[str, bool]:
     try:
         with opened(file.path, access) as descriptor:
             now = os.fstat(descriptor)
-            if file.appended:
+            if file.appended or policy is Policy.AS_IS:
                 return "", False
             return _compare(file, descriptor, now, policy)
     except FileNotFoundError:
@@ -204,7 +210,7 @@ def _has_bytes(file: WrittenFile, source: int) -> bool:
         return False
 
 
-def _is_as_saved(file: WrittenFile) -> bool:
+def _is_as_saved(file: WrittenFile | OpenFile) -> bool:
     """Return whether a file has the size and the time that it had."""
     try:
         now = os.lstat(file.path)

@@ -17,12 +17,14 @@ class Policy(StrEnum):
     """The treatment of files that are not as they were at the checkpoint.
 
     ``KEEP`` refuses them. ``CUT`` cuts those that were only written to and have grown. ``ROLLBACK``
-    also puts those back whose bytes are in the image. What was there stays beside.
+    also puts those back whose bytes are in the image. What was there stays beside. With ``AS_IS``
+    the program goes on with them as they are, unless they are gone.
     """
 
     ROLLBACK = "rollback"
     KEEP = "keep"
     CUT = "cut"
+    AS_IS = "as-is"
 
 
 class Change(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

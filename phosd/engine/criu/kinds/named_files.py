@@ -156,6 +156,19 @@ def _folder(mapping: Mapping) -> Path:
     return Path(mapping.path.removesuffix(_DELETED)).parent
 
 
+def without_sizes(entry: list[Field]) -> Iterator[Field]:
+    """Yield the fields of a ``file_entry`` so that a restore opens files of any size."""
+    for each in entry:
+        if each.number == FileEntry.REG and each.value:
+            yield changed(each, _without_size)
+        else:
+            yield each
+
+
+def _without_size(entry: list[Field]) -> list[Field]:
+    return [each for each in entry if each.number != RegFileEntry.SIZE]
+
+
 def _rehearsed(stand_ins: StandIns, entry: list[Field]) -> Iterable[Field]:
     """Give a file that a restore would open to write to the path of its stand-in."""
     values = {field.number: field.value for field in entry}

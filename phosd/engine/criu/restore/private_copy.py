@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from phosd.engine.criu.images.image_file import Change, rewrite
+from phosd.engine.criu.kinds.named_files import without_sizes
 from phosd.engine.criu.restore.saved_tree import SavedTree
 from phosd.engine.image.private_files import file_digest, open_private
 from phosd.engine.system.removal import remove_trees
@@ -32,6 +33,11 @@ def private_copy(tree: SavedTree, change: Change) -> Iterator[SavedTree]:
         require_as_saved(copy, FILES)
         rewrite(copy.folder / FILES, change)
         yield copy
+
+
+def take_any_size(copy: SavedTree) -> None:
+    """Let CRIU open the files of a tree that has a folder of its own whatever their sizes are."""
+    rewrite(copy.folder / FILES, without_sizes)
 
 
 @contextlib.contextmanager

@@ -18,17 +18,20 @@ from phosd.engine.criu.images.saved_files import SavedFiles
 from phosd.engine.criu.kinds import registry
 from phosd.engine.criu.kinds.locks import LOCKS
 from phosd.engine.criu.kinds.stand_ins import StandIns
-from phosd.engine.criu.restore.private_copy import private_copy
+from phosd.engine.criu.restore.private_copy import private_copy, take_any_size
 from phosd.engine.criu.restore.saved_tree import SavedTree
 from phosd.errors import Reason, Unsupported
 
 
 class Rehearsal:
-    """A rehearsal of ``tree``'s restore, with files in ``scratch``, which is a root folder."""
+    """A rehearsal of ``tree``'s restore, with files in ``scratch``, which is a root folder.
+    ``as_is``: the restore would take the program's files whatever their sizes are.
+    """
 
-    def __init__(self, tree: SavedTree, scratch: Path) -> None:
+    def __init__(self, tree: SavedTree, scratch: Path, *, as_is: bool = False) -> None:
         self.tree = tree
         self._scratch = scratch
+        self._as_is = as_is
 
     @cached_property
     def _saved(self) -> SavedFiles:
@@ -60,6 +63,8 @@ class Rehearsal:
             locks = copy.folder / LOCKS
             if locks.exists():
                 ImageFile(ImageFile.read(locks).magic, ()).write(locks)
+            if self._as_is:
+                take_any_size(copy)
             os.chown(files, owner.uid, owner.gid)
             try:
                 yield copy

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from phosd.engine.criu.files.file_orders import Policy
 from phosd.engine.criu.images.rights import TO_RESTORE, Rights
 from phosd.engine.criu.kinds import registry
 from phosd.engine.criu.kinds.kind import Restoring
@@ -20,6 +21,7 @@ from phosd.engine.criu.restore.parallel_pages import (
     ParallelPages,
     parallel_pages,
 )
+from phosd.engine.criu.restore.private_copy import private_copy, take_any_size
 from phosd.engine.criu.restore.rehearsal import Rehearsal
 from phosd.engine.criu.restore.restored_processes import NoneLeft, RestoredProcesses, StayAlive
 from phosd.engine.criu.restore.restored_rights import SameRights, saved_rights
@@ -106,10 +108,8 @@ def restore_tree(
         else:
             require_free(tree.processes)
         files = files or TreeFiles(tree, options.files, options.clone)
-        clone = options.clone
-        if clone is not None:
-            tree = stack.enter_context(clone.private_copy())
-        sets = with_full_sets(tree, rights, private=clone is not None)
+        tree, private = stack.enter_context(_with_own_files(tree, options))
+        sets = with_full_sets(tree, rights, private=private)
         tree, private = stack.enter_context(sets)
         tree, spared = stack.enter_context(parallel_pages(tree, private=private))
         files.prepare()
@@ -129,6 +129,23 @@ def restore_tree(
         restored.abandon()
         raise
     return restored
+
+
+@contextlib.contextmanager
+def _with_own_files(
+    tree: SavedTree, options: TreeRestoreOptions
+) -> Iterator[tuple[SavedTree, bool]]:
+    """Yield the tree with CRIU's files as a clone needs them, or to open files of any size, and
+    whether that is a copy.
+    """
+    as_is, clone = options.files is Policy.AS_IS, options.clone
+    if clone is None and not as_is:
+        yield tree, False
+        return
+    with private_copy(tree, iter) if clone is None else clone.private_copy() as copy:
+        if as_is:
+            take_any_size(copy)
+        yield copy, True
 
 
 def _namespace_for(criu: Criu, tree: SavedTree, options: TreeRestoreOptions) -> NamespaceMaker:

@@ -113,7 +113,9 @@ class TreeFiles:
         details, user = self._tree.details, self._tree.user
         copies = self._clone.copies if self._clone is not None else ()
         locks = self._clone.locks if self._clone is not None else ()
-        cut = {file.path for file in details.open_files if file.write_only and not file.appended}
+        cut = set[str]()
+        if self._policy is not Policy.AS_IS:
+            cut = {f.path for f in details.open_files if f.write_only and not f.appended}
         replaced = cut - {file.path for file in copies}
         self._replaced = replaced | {file.path for file in details.memory_files}
         sources = [self._open(file.saved) for file in details.memory_files]

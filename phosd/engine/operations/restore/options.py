@@ -23,7 +23,8 @@ class RestoreOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ``files``: what to do with files that have changed since: ``rollback`` puts those back that the
     image has, ``cut`` cuts those to their old length that the program only wrote to and that grew,
     ``keep`` does neither; others are refused, unless they are only appended to. What is replaced or
-    cut stays in a file beside. ``output``: an append-only file for the program's output, if its
+    cut stays in a file beside. With ``as-is`` the program goes on with all that are still there as
+    they are. ``output``: an append-only file for the program's output, if its
     standard output was a pipe or a terminal; empty: none. ``end``: a file that tells how the
     program ended, once it has: a line, ``exit CODE`` or ``signal NUMBER``. The program's user
     writes both.

@@ -71,7 +71,8 @@ def rehearse(node: Node, image_id: str, options: RehearseOptions, progress: Prog
             scratch = job.enter_context(node.staging.folder(0))
             if scratch is None:
                 raise Internal("there is no /dev/shm", hint="mount a tmpfs there")
-            rehearsal = Rehearsal(tree, scratch)
+            as_is = Policy(options.files) is Policy.AS_IS
+            rehearsal = Rehearsal(tree, scratch, as_is=as_is)
             rehearsal.require_possible()
             criu_restore.rehearse_tree(node.criu, rehearsal, image_id, progress)
         progress.note(
