@@ -9,13 +9,13 @@ from phosd.cli.client import call, managed
 from phosd.cli.settings import Settings, command
 from phosd.client.daemon import Managed
 from phosd.client.errors import Exit
-from phosd.client.protection import Program, Protection, programs
 from phosd.client.records import Image, Job, Process, records_of
 from phosd.client.storage import Storage
 from phosd.client.text import human_bytes, since
 from phosd.client.times import time_text
 from phosd.client.users import of_yours, user_name
 from phosd.interface.methods import GPU, PROCESS
+from phosd.protection import Program, Protection, programs
 from phosd.units import duration_text
 
 _SIGNS = {

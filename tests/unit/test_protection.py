@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from phosd.client.protection import Protection, programs
 from phosd.interface.records import Image, Job, Process
+from phosd.protection import Protection, programs
 
 NOW = 10_000.0
 PROCESS = Process("/process/7", pid=7, name="bert", user=1, user_name="ann", state="running")
@@ -33,6 +33,8 @@ def test_an_image_is_as_old_as_its_schedule_allows(
     (found,) = programs([replace(PROCESS, every=every, last_image="i")], images, [], NOW)
     assert (found.protection, found.name) == (expected, "bert")
     assert found.due == (NOW - age + every if every and age is not None else None)
+    late = expected is Protection.LATE
+    assert found.overdue(NOW) == (31.0 if late else 0.0), "since the next one was due"
     assert found.protection.needs_attention == (expected in (Protection.NEVER, Protection.LATE))
 
 

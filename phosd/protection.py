@@ -1,7 +1,8 @@
 """Say of each program whether it is protected: how old its newest image is, against its schedule,
 and what went wrong last.
 
-It follows from what phosd tells of processes, images and jobs.
+It follows from the records of processes, images and jobs alone. Clients have these from the bus,
+and the service has them for its metrics: both say the same.
 """
 
 from collections import defaultdict
@@ -71,6 +72,14 @@ class Program:
         states = sorted({each.state for each in self.processes}, key=lambda s: s == "running")
         return ", ".join(states)
 
+    def overdue(self, now: float) -> float:
+        """Return how many seconds ago its next checkpoint was due, if its newest image is late;
+        else 0.
+        """
+        if self.image is None or self.due is None:
+            return 0.0
+        return now - self.due if _is_late(self.image.created or 0.0, self.every, now) else 0.0
+
 
 def programs(
     processes: Iterable[Process], images: Iterable[Image], jobs: Iterable[Job], now: float
@@ -132,4 +141,8 @@ def _protection(made: float | None, every: float, trouble: Job | None, now: floa
         return Protection.NEVER
     if not every:
         return Protection.SAVED
-    return Protection.LATE if now - made > LATE * every else Protection.PROTECTED
+    return Protection.LATE if _is_late(made, every, now) else Protection.PROTECTED
+
+
+def _is_late(made: float, every: float, now: float) -> bool:
+    return now - made > LATE * every
