@@ -21,6 +21,7 @@ from phosd.engine.node.staging import Staging
 from phosd.engine.node.suspend_store import SuspendStore
 from phosd.engine.node.suspended import Register, Suspended
 from phosd.engine.program import process
+from phosd.engine.program.away import Away
 from phosd.engine.program.declared import KeptFiles
 from phosd.engine.program.process import GpuProcess
 from phosd.engine.program.stopped import StoppedProcesses
@@ -174,4 +175,5 @@ def _suspended(found: GpuProcess, program: Suspended) -> GpuProcess:
         device_bytes=0,
         hook_state="hooked",
         reason=f"its device memory is in {place}{needs}",
+        away=Away(program.image, program.where, program.stored_bytes, program.since),
     )

@@ -11,6 +11,7 @@ from types import MappingProxyType
 from phosd.engine.hook_client.link import Hello, HookBlock, HookLink, HookState
 from phosd.engine.hook_client.places import hook_socket
 from phosd.engine.program import cuda_tools, driver_checkpoint
+from phosd.engine.program.away import Away
 from phosd.engine.program.name import name_of
 from phosd.engine.program.process_gpus import environment, gpus_of, unseen_gpus
 from phosd.engine.program.stopped import StoppedProcesses
@@ -45,7 +46,7 @@ class GpuProcess:
     program, if ``phos run`` gave it one; ``container`` is the one that it is in, if that has an id,
     and ``unseen`` are the GPUs of this node that were not given to it. ``slurm_step`` is the step
     of a Slurm job that it is in. ``unit`` is the service of systemd that would start it again if it
-    crashed.
+    crashed. ``away`` is where its memory is while it is suspended.
     """
 
     pid: int
@@ -63,6 +64,7 @@ class GpuProcess:
     unseen: frozenset[int] = frozenset()
     slurm_step: SlurmStep | None = None
     unit: str = ""
+    away: Away | None = None
 
     @property
     def restarter(self) -> str:

@@ -64,7 +64,9 @@ class _Look:
 
 
 class Inventory:
-    """The processes, images and GPUs of the last scan. Use it on the event loop only."""
+    """The processes, images and GPUs of the last scan. Use it on the event loop only; another
+    thread may copy :attr:`processes`, :attr:`views` and :attr:`images`.
+    """
 
     def __init__(
         self,
@@ -91,6 +93,8 @@ class Inventory:
         self._samples = samples
         self._seen_gpus = -math.inf
         self.processes: dict[str, GpuProcess] = {}
+        self.views: dict[str, ProcessView] = {}
+        """What is told of each of these processes."""
         self.images: dict[str, ImageView] = {}
         self._shared_chunks = SharedChunks()
         self._last_image: dict[ProcessId, str] = {}
@@ -155,15 +159,15 @@ class Inventory:
         for path in self.processes.keys() - current.keys():
             self._tree.withdraw(path)
             self._tree.signal(ROOT, "ProcessRemoved", path)
-        for path, process in current.items():
-            view = self._view(process)
+        views = {path: self._view(process) for path, process in current.items()}
+        for path, view in views.items():
             if path in self.processes:
                 self._tree.replace(path, view)
                 continue
-            self._tree.publish(path, self._interfaces.process, view, process.uid)
+            self._tree.publish(path, self._interfaces.process, view, view.process.uid)
             self._tree.signal(ROOT, "ProcessNew", path)
         gone = self.processes.keys() - current.keys()
-        self.processes = current
+        self.processes, self.views = current, views
         if gone:
             self._periodic.forget_gone()
         self._periodic.consider(found)
@@ -271,7 +275,8 @@ class Inventory:
         """Update the bus object of a process that has changed."""
         path = self.process(pid)
         if path is not None:
-            self._tree.replace(path, self._view(self.processes[path]))
+            self.views[path] = self._view(self.processes[path])
+            self._tree.replace(path, self.views[path])
 
     def _view(self, process: GpuProcess) -> ProcessView:
         process_id = ProcessId(process.pid, process.start_time)

@@ -193,6 +193,7 @@ class Manager:
 
     def _open_metrics(self) -> "Metrics":
         try:
+            from phosd.service.api.gauges import Sources
             from phosd.service.api.metrics import Metrics
         except ImportError as error:
             raise Unsupported(
@@ -201,7 +202,8 @@ class Manager:
                 "python3-prometheus-client), or leave `metrics` out of phosd.toml",
                 reason=Reason.MISSING_PACKAGE,
             ) from error
-        return Metrics(self.config.metrics, self.jobs, self.inventory)
+        config, troubles = lambda: self.config, lambda: self.maintenance.troubles
+        return Metrics(self.config.metrics, Sources(self.jobs, self.inventory, config, troubles))
 
     def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
         def done(task: asyncio.Task[None]) -> None:

@@ -38,7 +38,9 @@ class _NoShare(Busy):
 
 
 class JobTable:
-    """Every job that runs or ended lately. Use it on the event loop only."""
+    """Every job that runs or ended lately. Use it on the event loop only, but for
+    :meth:`snapshot`.
+    """
 
     def __init__(
         self, listener: Listener, first_number: int = 1, limits: JobLimits | None = None
@@ -58,6 +60,10 @@ class JobTable:
 
     def __iter__(self) -> Iterator[Job]:
         return iter(self._jobs.values())
+
+    def snapshot(self) -> tuple[Job, ...]:
+        """Return all jobs. Other threads may call it, too."""
+        return tuple(self._jobs.values())
 
     def numbered(self, number: int) -> Job | None:
         """Return the job of this number; None if there is none, or it ended too long ago."""

@@ -1,6 +1,7 @@
 """What Prometheus reads, asked as it asks, while real jobs run."""
 
 import asyncio
+import json
 import os
 import re
 import signal
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import threading
 import urllib.request
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
@@ -19,13 +21,16 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from phosd.service.api import page_server
+from phosd.service.api.gauges import Sources
 from phosd.service.api.metrics import Metrics
+from phosd.service.config import Config
 from phosd.service.jobs.listener import Listener
 from phosd.service.jobs.table import JobTable
 from tests.support.harness import PROGRAMS, parse, running, wait_until
 from tests.support.service import phosd as phosd_once
-from tests.system.service.test_end_to_end import phos, phosd
+from tests.system.service.test_end_to_end import phos, phos_ended, phosd
 
+PROGRAMS_TOLD = "phosd_programs"
 Sample = tuple[str, tuple[tuple[str, str], ...]]
 
 
@@ -43,6 +48,20 @@ def scrape(port: int) -> dict[Sample, float]:
         for family in text_string_to_metric_families(text)
         for sample in family.samples
     }
+
+
+def status(bus: str, folder: Path) -> Counter[str]:
+    """How many programs `phos status` counts, by their protection."""
+    lines = phos_ended(bus, folder, "--json", "status").stdout.splitlines()
+    return Counter(json.loads(line)["protection"] for line in lines)
+
+
+def protected(port: int) -> Counter[str]:
+    """The same of the metrics."""
+    words = scrape(port).items()
+    return Counter(
+        {dict(labels)["protection"]: int(n) for (name, labels), n in words if name == PROGRAMS_TOLD}
+    )
 
 
 @contextmanager
@@ -76,6 +95,8 @@ def test_metrics_tell_of_real_jobs(bus: str, tmp_path: Path) -> None:
         assert now["phosd_drain_seconds_total", ()] > 0
         assert now["phosd_wrong_guesses_total", ()] == 0
         assert now["phosd_images", ()] == 1
+        wait_until(lambda: status(bus, tmp_path) == protected(port), "the words of `phos status`")
+        assert protected(port)["saved"] >= 1
         stored = sum(f.stat().st_size for f in (tmp_path / "state" / "packs").iterdir())
         stored += sum(f.stat().st_size for f in (tmp_path / "state" / "images").rglob("*.img"))
         assert now["phosd_image_bytes", (("user", "0"),)] == pytest.approx(stored, rel=0.05)
@@ -106,7 +127,8 @@ def test_metrics_tell_of_real_jobs(bus: str, tmp_path: Path) -> None:
         failed = (("operation", "checkpoint"), ("state", "failed"))
         wait_until(lambda: scrape(port).get(("phosd_jobs_total", failed)) == 1, "the failure")
         names = {name for _, labels in scrape(port) for name, _ in labels}
-        assert names == {"operation", "state", "mode", "user", "le"}, "labels are few by nature"
+        few = {"operation", "state", "mode", "user", "le", "protection", "where", "version"}
+        assert names == few, "labels are few by nature"
 
 
 def test_a_port_that_is_taken_is_told(bus: str, tmp_path: Path) -> None:
@@ -150,8 +172,9 @@ def metrics() -> Iterator[int]:
     """Those of a node with nothing on it; the port."""
 
     async def serve() -> None:
-        inventory: Any = SimpleNamespace(processes={}, images={})
-        served = Metrics(f"127.0.0.1:{port}", JobTable(Listener()), inventory)
+        inventory: Any = SimpleNamespace(processes={}, views={}, images={})
+        sources = Sources(JobTable(Listener()), inventory, Config, list)
+        served = Metrics(f"127.0.0.1:{port}", sources)
         ready.set()
         await asyncio.to_thread(stop.wait)
         await served.close()
@@ -188,7 +211,7 @@ def test_who_connects_and_asks_nothing_costs_little(monkeypatch: pytest.MonkeyPa
             with suppress(OSError):
                 each.sendall(b"GET /metrics HTTP/1.1\r\n")
         assert scrape(port)["phosd_images", ()] == 0
-        assert threading.active_count() == threads
+        assert threading.active_count() <= threads + 1, "one looks at the disk now and then"
         wait_until(lambda: sum(map(ended, slow)) > several - page_server.CONNECTIONS, "their end")
         assert not ended(slow[-1]), "who came last has time to ask"
         with suppress(ConnectionError):

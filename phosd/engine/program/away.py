@@ -1,0 +1,16 @@
+"""Say where the device memory of a suspended program is."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Away:
+    """Where the device memory of a suspended program is: in ``memory`` or on ``disk``, where it has
+    ``stored_bytes``, ``since`` then (seconds since the epoch). All processes of the program have
+    the same ``name`` for it.
+    """
+
+    name: str
+    where: str
+    stored_bytes: int
+    since: float
