@@ -148,7 +148,7 @@ test: begin-test setup lint native-test tidy python-test
 
 test-all: export PHOS_TEST_ALL := 1
 test-all: begin-test setup setup-slurm lint native-test tidy deb image wheel build/wheelhouse build/.release-packages \
-	build/.s3-packages build/.container-packages build/.disk-packages build/criu-protos python-test
+	build/.s3-packages build/.prometheus build/.container-packages build/.disk-packages build/criu-protos python-test
 
 begin-test:
 	@mkdir -p $(LOGS)
@@ -171,6 +171,11 @@ build/.s3-packages: pyproject.toml packaging/requirements.py | .venv/.ready
 	@$(PY) packaging/requirements.py test-s3 >build/s3-packages.txt
 	@$(STEP) "packages for S3" $(LOGS)/s3.log $(PY) -m pip install --quiet \
 	    --requirement build/s3-packages.txt
+	@touch $@
+
+# Prometheus and promtool, for the alerts.
+build/.prometheus: packaging/install_prometheus.py | build/.packages
+	@$(STEP) "Prometheus" $(LOGS)/prometheus.log $(PYTHON) packaging/install_prometheus.py build/prometheus
 	@touch $@
 
 soak flake-hunt: setup build

@@ -55,6 +55,10 @@ PLACES = (
 )
 """Destinations of the files of ``systemd/``: the first matching pattern applies."""
 
+FOR_OTHERS = (
+    ("phosd/include/phos.h", "usr/include"),
+    ("packaging/monitoring/*", "usr/share/phos/monitoring"),
+)
 COMPLETIONS = {
     "bash": "usr/share/bash-completion/completions",
     "zsh": "usr/share/zsh/vendor-completions",
@@ -105,7 +109,6 @@ Description: checkpoint, restore and move GPU processes
  of its own. A GPU needs the NVIDIA driver r580 or newer; without one, programs
  can be tried on a software GPU.
 """
-
 
 Command = Sequence[str | Path]
 
@@ -207,9 +210,11 @@ def add_programs(root: Path) -> None:
         put(root / "usr/bin" / name, LAUNCHER.format(home=HOME, module=module), 0o755)
 
 
-def add_header(root: Path) -> None:
-    """Add what C programs include."""
-    put(root / "usr/include/phos.h", (ROOT / "phosd/include/phos.h").read_bytes())
+def add_for_others(root: Path) -> None:
+    """Add what C programs include, and what Prometheus and Grafana are given."""
+    for pattern, place in FOR_OTHERS:
+        for path in ROOT.glob(pattern):
+            put(root / place / path.name, path.read_bytes())
 
 
 def add_units(root: Path) -> dict[str, str]:
@@ -383,7 +388,7 @@ def main() -> None:
         add_python(root, args.cache)
         add_copyright(root, add_criu(root, args.cache))
         add_programs(root)
-        add_header(root)
+        add_for_others(root)
         units = add_units(root)
         add_documents(root)
         add_control(root, args.version, architecture, units)

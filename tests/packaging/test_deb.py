@@ -61,7 +61,7 @@ def test_what_only_tests_run_is_not_in_it(build_deb: dict[str, Any]) -> None:
 
 
 def test_the_header_is_where_compilers_look(build_deb: dict[str, Any], tmp_path: Path) -> None:
-    build_deb["add_header"](tmp_path)
+    build_deb["add_for_others"](tmp_path)
     installed = tmp_path / "usr/include/phos.h"
     assert installed.read_bytes() == (ROOT / "phosd/include/phos.h").read_bytes()
 
