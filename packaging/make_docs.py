@@ -18,8 +18,9 @@ import click
 from click.shell_completion import get_completion_class
 
 from phosd import __version__
+from phosd.cli.main import GROUPS, named
 from phosd.cli.main import main as phos
-from phosd.cli.main import named
+from phosd.cli.settings import arguments
 from phosd.interface.methods import INTERFACES
 from phosd.service.api.describe import document
 from phosd.service.main import parser as phosd_parser
@@ -80,18 +81,20 @@ def options(parameters: Iterable[click.Parameter], context: click.Context) -> It
 
 def phos_page(page: str) -> str:
     top = click.Context(phos, info_name="phos")
-    commands = []
     shared = {parameter.name for parameter in phos.params}
-    for name in phos.list_commands(top):
-        command = named(name)
-        if command.hidden:
-            continue
-        context = click.Context(command, info_name=name, parent=top)
-        usage = " ".join([name, *command.collect_usage_pieces(context)])
-        own = [p for p in command.params if p.name not in shared]
-        commands += [f".SS {escape(usage)}", paragraphs(command.help or ""), *options(own, context)]
+    lines: list[str] = []
+    for title, group in GROUPS.items():
+        lines.append(f".SH {title.upper()}")
+        for name in group:
+            command = named(name)
+            context = click.Context(command, info_name=name, parent=top)
+            usage = " ".join([name, *command.collect_usage_pieces(context)])
+            told = [entry(*argument) for argument in arguments(command)]
+            own = [p for p in command.params if p.name not in shared]
+            lines += [f".SS {escape(usage)}", paragraphs(command.help or "")]
+            lines += [*told, *options(own, context)]
     page = page.replace("@SHARED@", "\n".join(options(phos.params, top)))
-    return page.replace("@COMMANDS@", "\n".join(commands))
+    return page.replace("@COMMANDS@", "\n".join(lines))
 
 
 def phos_tui_page(page: str) -> str:

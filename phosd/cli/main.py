@@ -14,65 +14,61 @@ from phosd import __version__
 from phosd.cli.settings import Settings, shared_options
 from phosd.client.errors import CommandError, Exit
 
-_COMMANDS = {
-    "run": "Run COMMAND under phosd's hook; no daemon is needed.",
-    "ps": "List the processes that use a GPU, and how each can be saved; or tell all about PID: "
-    "its device memory, and the kernels that the last checkpoint saw it launch.",
-    "status": "Say which programs are protected, and what needs you; those first. As root "
-    "everybody's.",
-    "gpus": "List the GPUs of this node, and which of your processes use them; as root, "
-    "everybody's.",
-    "checkpoint": "Save process PID and its children as an image, and let it go on, or end it.",
-    "continue": "Let process PID go on, which `phos checkpoint --hold` has saved and holds.",
-    "restore": "Run the program of IMAGE again from where it was, under its old pid.",
-    "images": "List the images, oldest first; or tell all about IMAGE, and the device memory that "
-    "it holds, in the order in which it is loaded, and its files, with what restores have LEFT "
-    "beside them.",
-    "note": "Write a note of IMAGE, a line that tells it apart; or show it.",
-    "export": "Write IMAGE to FILE, which `phos import` reads on another machine; - is standard "
-    "output.",
-    "import": "Store the image in FILE, which `phos export` wrote on another machine; - is "
-    "standard input.",
-    "push": "Bring IMAGE to URL, from where `phos pull` takes it to another machine: a bucket, a "
-    "folder, anything that fsspec knows.",
-    "pull": "Store an image that `phos push` has brought to URL: the newest, or the one whose id "
-    "there is IMAGE, or begins with it, or the newest with this name.",
-    "verify": "Read all of IMAGES and compare them with their digests, or rehearse their restores.",
-    "rm": "Delete IMAGES for good, after a question that says what they are.",
-    "prune": "Delete output of `phos run` that nothing needs any more, with --images old images, "
-    "and with --files what restores have left of a program's files.",
-    "migrate": "Move process PID and its children to another GPU of this node.",
-    "suspend": "Take process PID off its GPUs, with its children and all that share device memory "
-    "with it.",
-    "resume": "Bring the suspended process PID back, with all that was suspended with it.",
-    "swap": "Suspend process OUT, and resume the suspended process IN on the GPU that has become "
-    "free: two programs, of which the GPU holds only one, take turns.",
-    "evacuate": "Clear GPU, named by its number or the beginning of its UUID: your processes "
-    "there, or as root everybody's, move to the GPUs of the same chip with most memory free.",
-    "wait": "Wait until process PROGRAM has ended, or your program of that name, and exit with its "
-    "exit code.",
-    "jobs": "List the jobs that run or ended lately; or tell all about JOB; or cancel one.",
-    "history": "List past jobs, newest first: yours, or as root everybody's.",
-    "events": "List what happened, newest first: what concerns you, or as root everything.",
-    "doctor": "Look at everything that checkpoints need; works without phosd running.",
-    "trust": "Clear KERNEL, or all kernels, of PID's program of suspicion.",
-    "analyse": "Say what the kernels in FILE read and write, from their machine code: in a cubin, "
-    "a fat binary, PTX, or a library that has fat binaries inside; or those that process PID has "
-    "launched, or your program of that name.",
-    "setup-container-runtime": "Make RUNTIME put phosd's hook into the containers that ask for it, "
-    "so that their programs can be suspended, resumed and moved from outside, and saved by "
-    "RUNTIME's own commands.",
-    "warm-cache": "Analyse all kernels in FILES, or in the libraries, cubins and PTX in FOLDERS, "
-    "ahead of time: programs that load them find it done.",
-    "recover": "Bring processes back that were left locked, checkpointed or parked.",
-    "demo": "Train a small network, save it, kill it, restore it, and compare what it computes.",
+GROUPS = {
+    "Programs": {
+        "run": "Start a program so that it can be saved",
+        "ps": "List the programs that use a GPU, or show one",
+        "status": "Say what is protected, and what needs you",
+        "checkpoint": "Save a running program as an image",
+        "continue": "Let a program that is held go on",
+        "restore": "Run a program again from its image",
+        "wait": "Wait until a program has ended",
+    },
+    "Images": {
+        "images": "List the images, or show one",
+        "note": "Write the note of an image, or show it",
+        "verify": "Check that images are whole",
+        "rm": "Delete images for good",
+        "export": "Write an image to a file",
+        "import": "Store an image from a file",
+        "push": "Bring an image to a bucket or a folder",
+        "pull": "Store an image that was pushed",
+    },
+    "Moving": {
+        "migrate": "Move a program to another GPU",
+        "suspend": "Take a program off its GPUs for a while",
+        "resume": "Bring a suspended program back",
+        "swap": "Let two programs take turns on a GPU",
+        "evacuate": "Clear a GPU of its programs",
+    },
+    "Overview": {
+        "gpus": "List the GPUs, and who uses them",
+        "jobs": "List the jobs, show one, or cancel one",
+        "history": "List past jobs",
+        "events": "List what happened",
+    },
+    "Kernels": {
+        "analyse": "Say what kernels read and write",
+        "trust": "Clear kernels of suspicion",
+        "warm-cache": "Analyse kernels before they are loaded",
+    },
+    "Node": {
+        "doctor": "Check that this machine can save programs",
+        "recover": "Bring back programs that were left stopped",
+        "prune": "Delete what nothing needs any more",
+        "setup-container-runtime": "Let containers ask for phosd's hook",
+        "demo": "Save, kill and restore a small training",
+    },
 }
-"""The commands in the order in which one needs them, each with the first sentence of its help.
+"""The commands by what one does with them, in the order in which one needs them, each with the
+first sentence of its help.
 
 Each command is in the module of its name (with underscores; a keyword has one behind it) in
 ``commands``, and ``run`` in ``run_command``. It is imported only to run it, so that listing the
 commands or running one does not load what the others need.
 """
+
+_COMMANDS = {name: text for group in GROUPS.values() for name, text in group.items()}
 
 
 _ELSEWHERE = {
@@ -119,11 +115,18 @@ class _Lazy(click.Group):
     """
 
     def __init__(self, **attributes: Any) -> None:
-        listed = {name: click.Command(name, help=text) for name, text in _COMMANDS.items()}
+        listed = {name: click.Command(name, short_help=text) for name, text in _COMMANDS.items()}
         super().__init__(commands=listed, **attributes)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the commands group by group, their sentences one below the other."""
+        longest = max(map(len, self.commands))
+        for title, group in GROUPS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name.ljust(longest), text) for name, text in group.items()])
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

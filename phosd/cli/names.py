@@ -67,6 +67,9 @@ class Pid(_Named):
     """A process id (Linux has none greater than 4,194,304), or the name of a program that runs."""
 
     name = "pid"
+    told = (
+        "A process id, or the name of a program (`phos run --name`); USER/NAME for another user's."
+    )
     member = "ListProcesses"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
@@ -106,7 +109,7 @@ class Pid(_Named):
 
 
 class SuspendedPid(Pid):
-    """The id of a suspended process."""
+    """The id of a suspended process, or the name of a suspended program."""
 
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
@@ -120,6 +123,7 @@ class FileOrPid(ParamType):
     """A file, or a process: what is a number, or the name of a program and of no file."""
 
     name = "file or pid"
+    told = "A file; or a process id, or the name of a program."
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
@@ -143,6 +147,10 @@ class Image(_Named):
     """An image, to be looked up by :func:`resolve`."""
 
     name = "image"
+    told = (
+        "An id, or its beginning; latest; NAME for the newest image of the program of that name, "
+        "NAME@3 for its third; USER/NAME@3 for another user's."
+    )
     member = "ListImages"
 
     def words(self, row: Row) -> tuple[str, str]:
@@ -155,6 +163,7 @@ class Gpu(_Named):
     """A GPU, by its number."""
 
     name = "gpu"
+    told = "A GPU's number, or the beginning of its UUID."
     member = "ListGPUs"
 
     def words(self, row: Row) -> tuple[str, str]:
@@ -167,6 +176,7 @@ class Job(_Named):
     """The number of a job."""
 
     name = "job"
+    told = "A job's number."
     member = "ListJobs"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:

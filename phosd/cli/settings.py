@@ -190,6 +190,23 @@ def shared_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return functools.reduce(lambda inner, decorate: decorate(inner), reversed(decorators), command)
 
 
+def arguments(command: click.Command) -> list[tuple[str, str]]:
+    """Return the arguments of a command whose kinds say what may be written for them, with that."""
+    found = [each for each in command.params if isinstance(each, click.Argument)]
+    told = [(each.human_readable_name, getattr(each.type, "told", "")) for each in found]
+    return [(name, text) for name, text in told if text]
+
+
+class _Command(click.Command):
+    """A command whose help also says what may be written for its arguments."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        if told := arguments(self):
+            with formatter.section("Arguments"):
+                formatter.write_dl(told)
+        super().format_options(ctx, formatter)
+
+
 def command(**attributes: Any) -> Callable[[Callable[..., None]], click.Command]:
     """Define a command of ``phos``. It gets the settings first; its errors become messages and exit
     codes.
@@ -211,7 +228,7 @@ def command(**attributes: Any) -> Callable[[Callable[..., None]], click.Command]
                 settings.tell(error)
                 sys.exit(error.exit)
 
-        wrapped: click.Command = click.command(**attributes)(shared_options(run))
+        wrapped: click.Command = click.command(cls=_Command, **attributes)(shared_options(run))
         return wrapped
 
     return decorate

@@ -62,7 +62,7 @@ def test_a_page_is_drawn_without_warnings(made: Path, name: str) -> None:
     assert name.rpartition(".")[0] in text
     assert " 2026-11-18 " in text.splitlines()[-1], "the date of the sources"
     assert "\nEXAMPLES\n" in text
-    assert "@" not in text.replace("phosd-mover@", "").replace("phosd-criu@", "")
+    assert not re.search("@[A-Z]+@", text), "what make_docs.py fills in"
 
 
 def test_the_page_of_phos_has_every_command_and_option(made: Path) -> None:

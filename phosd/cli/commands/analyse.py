@@ -34,9 +34,9 @@ _LOOK_SECONDS = 0.5
 def analyse(
     settings: Settings, what: Path | int, architecture: int, seconds: int, names: tuple[str, ...]
 ) -> None:
-    """Say what the kernels in FILE read and write, from their machine code: in a cubin, a fat
-    binary, PTX, or a library that has fat binaries inside; or those that process PID has launched,
-    or your program of that name.
+    """Say what kernels read and write. It is told from their machine code: of those in FILE (a
+    cubin, a fat binary, PTX, or a library that has fat binaries inside), or of those that process
+    PID has launched.
 
     READ and WRITTEN have the offsets of the parameters through which memory is read and written; a
     * stands for one that is chosen by an index.

@@ -77,11 +77,13 @@ def interval(text: str) -> float:
     "does. `phos images` and `phos events` tell what would fail.",
 )
 def checkpoint(settings: Settings, pid: int, dry_run: bool, **given: Any) -> None:
-    """Save process PID and its children as an image, and let it go on, or end it.
+    """Save a running program as an image. The process PID and its children are saved; the program
+    then goes on, or ends with --end.
 
     \b
     Examples:
       phos checkpoint 4711
+      phos checkpoint bert                         what `phos run --name bert` started
       phos checkpoint 4711 --mode driver
       phos checkpoint 4711 --dry-run               could it be saved?
       phos checkpoint 4711 --durable               before a reboot

@@ -10,7 +10,7 @@ from phosd.cli.settings import Settings, command
 @command(name="continue")
 @click.argument("pid", type=options.PID)
 def continue_(settings: Settings, pid: int) -> None:
-    """Let process PID go on, which `phos checkpoint --hold` has saved and holds.
+    """Let a program that is held go on. `phos checkpoint --hold` has saved and holds it.
 
     \b
     Example:

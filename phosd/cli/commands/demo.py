@@ -13,7 +13,8 @@ _NEEDED = {"numpy": "numpy", "sklearn": "scikit-learn"}
 
 @command()
 def demo(settings: Settings) -> None:
-    """Train a small network, save it, kill it, restore it, and compare what it computes.
+    """Save, kill and restore a small training. What it computes after the restore is compared with
+    what it computes undisturbed.
 
     Needs root, and packages that an installed phosd has not: `make demo` in a checkout of phosd
     installs them and runs it. Runs on the GPU if there is one,

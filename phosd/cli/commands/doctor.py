@@ -60,7 +60,8 @@ def _ok(subject: str, text: str) -> Finding:
     help="Where phosd keeps images.",
 )
 def doctor(settings: Settings, state_dir: Path) -> None:
-    """Look at everything that checkpoints need; works without phosd running.
+    """Check that this machine can save programs. It looks at everything that checkpoints need, and
+    works without phosd running.
 
     Exits with 1 when something is missing without which nothing can be saved.
 

@@ -25,9 +25,8 @@ _ENDS_ALL = ("Cancelled", "NoDaemon")
 @click.option("--dry-run", is_flag=True, help="Show the plan, and do nothing.")
 @click.option("--yes", is_flag=True, help="Do it without asking.")
 def evacuate(settings: Settings, gpu: str, dry_run: bool, yes: bool) -> None:
-    """Clear GPU, named by its number or the beginning of its UUID: your processes there, or as root
-    everybody's, move to the GPUs of the same chip with most memory free. What fits nowhere is
-    suspended. The plan is shown first.
+    """Clear a GPU of its programs. Your processes on GPU, or as root everybody's, move to the GPUs
+    of the same chip with most memory free. What fits nowhere is suspended. The plan is shown first.
 
     \b
     Examples:

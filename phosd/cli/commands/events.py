@@ -26,7 +26,7 @@ from phosd.client.times import local_time, moment, time_text
 )
 @click.option("--since", callback=moment, metavar="2h|DATE", help="Only events since then.")
 def events(settings: Settings, **filters: Any) -> None:
-    """List what happened, newest first: what concerns you, or as root everything.
+    """List what happened, newest first. You see what concerns you; root sees everything.
 
     Events are jobs that ended, wrong guesses, images that were deleted or cannot be read, and
     failures of phosd itself.

@@ -25,9 +25,9 @@ from phosd.client.text import human_bytes
 @click.argument("file", type=click.Path(path_type=Path))
 @sign
 def export(settings: Settings, image: str, file: Path, key: Path | None) -> None:
-    """Write IMAGE to FILE, which `phos import` reads on another machine; - is standard output. It
-    has all of the program: its memory, and what is secret in it. Users may import an image that is
-    signed by a key that the other machine trusts; root may import any.
+    """Write an image to a file. `phos import` reads FILE on another machine; - is standard output.
+    The file has all of the program: its memory, and what is secret in it. Users may import an image
+    that is signed by a key that the other machine trusts; root may import any.
 
     \b
     Examples:

@@ -11,7 +11,7 @@ from phosd.interface.methods import GPU, PROCESS
 
 @command()
 def gpus(settings: Settings) -> None:
-    """List the GPUs of this node, and which of your processes use them; as root, everybody's.
+    """List the GPUs, and who uses them. You see your processes; root sees everybody's.
 
     GPU is the number by which commands name it; the beginning of its UUID does as well. LOAD, TEMP
     and POWER are empty where a GPU does not report them. Behind your processes stands how many

@@ -38,7 +38,7 @@ _STATES = ("queued", "running", "done", "failed", "cancelled", "interrupted")
     "--until", callback=moment, metavar="2h|DATE", help="Only jobs that began then or before."
 )
 def history(settings: Settings, **filters: Any) -> None:
-    """List past jobs, newest first: yours, or as root everybody's.
+    """List past jobs, newest first. You see yours; root sees everybody's.
 
     STOP is how long the program stood still, DRAIN how fast its device memory was saved, WRONG how
     often the program wrote where phosd did not expect it. MODE is how a checkpoint or a migration

@@ -28,11 +28,11 @@ _PAGE = 5_000
 @command()
 @click.argument("image", type=options.IMAGE, required=False)
 def images(settings: Settings, image: str | None) -> None:
-    """List the images, oldest first; or tell all about IMAGE, and the device memory that it holds,
-    in the order in which it is loaded, and its files, with what restores have LEFT beside them.
-    SHARED is what of STORED an older image holds, too. An image
-    in memory is being written to the disk; until it is durable, it is lost if the machine ends.
-    Wherever an image is asked for, the beginning of its id will do, and latest is the newest one.
+    """List the images, or show one. The list begins with the oldest image. With IMAGE it tells all
+    about one: the device memory that it holds, in the order in which it is loaded, and its files,
+    with what restores have LEFT beside them. SHARED is what of STORED an older image holds, too. An
+    image in memory is being written to the disk; until it is durable, it is lost if the machine
+    ends.
 
     \b
     Examples:

@@ -33,7 +33,7 @@ def import_(
     anyway: bool,
     dry_run_only: bool,
 ) -> None:
-    """Store the image in FILE, which `phos export` wrote on another machine; - is standard input.
+    """Store an image from a file. `phos export` wrote FILE on another machine; - is standard input.
     The image then belongs to you, has an id of this machine, and can be restored as if it had been
     made here. What this machine is missing to restore it is said before anything is stored.
 

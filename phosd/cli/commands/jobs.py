@@ -21,7 +21,8 @@ from phosd.interface.methods import JOB
 @click.argument("job", type=options.JOB, required=False)
 @click.option("--cancel", type=options.JOB, metavar="JOB", help="Cancel a job.")
 def jobs(settings: Settings, job: int | None, cancel: int | None) -> None:
-    """List the jobs that run or ended lately; or tell all about JOB; or cancel one.
+    """List the jobs, show one, or cancel one. Jobs that run or ended lately are listed; `phos
+    history` has the others.
 
     STOP is how long the program stood still, DRAIN how fast its device memory was saved.
 

@@ -23,8 +23,8 @@ from phosd.interface.options import MigrateOptions
 )
 @options.stated(MigrateOptions)
 def migrate(settings: Settings, pid: int, destination: str, **given: Any) -> None:
-    """Move process PID and its children to another GPU of this node. It keeps its pid and goes on;
-    processes that share device memory with it move along.
+    """Move a program to another GPU. The process PID and its children keep their pids and go on;
+    processes that share device memory with them move along.
 
     \b
     Examples:

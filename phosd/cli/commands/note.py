@@ -14,9 +14,9 @@ from phosd.interface.methods import IMAGE
 @click.argument("image", type=options.IMAGE)
 @click.argument("text", required=False)
 def note(settings: Settings, image: str, text: str | None) -> None:
-    """Write a note of IMAGE, a line that tells it apart; or show it. The note is kept with the
-    image, in place of the one before; an empty one takes that away. A user who may delete the image
-    may write it. `phos images` lists it.
+    """Write the note of an image, or show it. It is a line that tells the image apart, and is kept
+    with the image, in place of the one before; an empty one takes that away. A user who may delete
+    the image may write it. `phos images` lists it.
 
     \b
     Examples:

@@ -74,8 +74,8 @@ def _age_of_output(
 @click.option("--dry-run", is_flag=True, help="List what would be deleted, and delete nothing.")
 @click.option("--yes", is_flag=True, help="Delete it without asking.")
 def prune(settings: Settings, dry_run: bool, yes: bool, **given: Any) -> None:
-    """Delete output of `phos run` that nothing needs any more, with --images old images, and with
-    --files what restores have left of a program's files.
+    """Delete what nothing needs any more. That is output of `phos run`, with --images old images,
+    and with --files what restores have left of a program's files.
 
     An output folder is needed as long as a program has it open, running or suspended, or an image
     would open it in a restore. Only what is yours is deleted, also if you are root. It is listed

@@ -32,8 +32,9 @@ _KERNEL = ("name", "module", "launches", "suspect")
     "--kernels", "known", is_flag=True, help="Show what is known of what PID's kernels access."
 )
 def ps(settings: Settings, pid: int | None, log: bool, known: bool) -> None:
-    """List the processes that use a GPU, and how each can be saved; or tell all about PID: its
-    device memory, and the kernels that the last checkpoint saw it launch.
+    """List the programs that use a GPU, or show one. The list says how each can be saved. With PID
+    it tells all about one: its device memory, and the kernels that the last checkpoint saw it
+    launch.
 
     GPU has the numbers of its GPUs (`phos gpus`). HOOK says how it can be saved: hooked (by
     phosd, quickly), driver (by the CUDA driver alone, slowly), or unsupported, with the reason.

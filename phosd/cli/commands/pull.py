@@ -24,9 +24,9 @@ def pull(
     dry_run_only: bool,
     list_only: bool,
 ) -> None:
-    """Store an image that `phos push` has brought to URL: the newest, or the one whose id there is
-    IMAGE, or begins with it, or the newest with this name. It is yours then, with an id of this
-    machine, as after `phos import`.
+    """Store an image that was pushed. `phos push` has brought it to URL. IMAGE is the id that it
+    has there, the beginning of that, or the name of a program for its newest image (default: the
+    newest image of all). It is yours then, with an id of this machine, as after `phos import`.
 
     \b
     Examples:

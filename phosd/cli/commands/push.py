@@ -17,9 +17,9 @@ from phosd.client.text import human_bytes
 @click.argument("url")
 @sign
 def push(settings: Settings, image: str, url: str, key: Path | None) -> None:
-    """Bring IMAGE to URL, from where `phos pull` takes it to another machine: a bucket, a folder,
-    anything that fsspec knows. Only what is not there yet is sent. A push that was interrupted goes
-    on where it was. Your own credentials are used, as the tools of the place take them.
+    """Bring an image to a bucket or a folder. `phos pull` takes it from URL to another machine. URL
+    is anything that fsspec knows. Only what is not there yet is sent. A push that was interrupted
+    goes on where it was. Your own credentials are used, as the tools of the place take them.
 
     \b
     Examples:

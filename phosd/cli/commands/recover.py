@@ -24,7 +24,7 @@ from phosd.engine.recovery.stranded import stranded
     help=f"Where hooks and data movers are (default: {DEFAULT_RUNTIME}).",
 )
 def recover(settings: Settings, pids: tuple[int, ...], runtime_dir: Path | None) -> None:
-    """Bring processes back that were left locked, checkpointed or parked.
+    """Bring back programs that were left stopped. They are locked, checkpointed or parked.
 
     A phosd that was killed leaves processes so (the next one brings them back by itself when it
     starts), and so may another tool (`cuda-checkpoint`). As root this needs no phosd; other users'

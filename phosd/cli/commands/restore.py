@@ -77,15 +77,15 @@ def restore(
     follow: bool,
     dry_run: bool,
 ) -> None:
-    """Run the program of IMAGE again from where it was, under its old pid. IMAGE is an id, the
-    beginning of one, or latest. In a pid namespace it has its old pid for itself, and another one
-    outside.
+    """Run a program again from its image. It goes on from where it was, under its old pid. In a pid
+    namespace it has its old pid for itself, and another one outside.
 
     \b
     Examples:
       phos restore latest
       phos restore latest --dry-run        could it be restored here and now?
       phos restore bert --follow           and show what it prints
+      phos restore bert@3                  from an older image of bert's
       phos restore 20261120T153012-3fa9
       phos restore 20261120T153012-3fa9 --output /tmp/train.log
       phos restore latest --clone 4        four copies, beside the original

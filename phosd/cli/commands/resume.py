@@ -22,8 +22,8 @@ from phosd.interface.options import ResumeOptions
 )
 @options.stated(ResumeOptions, but=("gpu",))
 def resume(settings: Settings, pid: int, **given: Any) -> None:
-    """Bring the suspended process PID back, with all that was suspended with it. It goes on where
-    it was stopped.
+    """Bring a suspended program back. The process PID, and all that was suspended with it, go on
+    where they were stopped.
 
     \b
     Examples:

@@ -21,9 +21,9 @@ from phosd.interface.methods import IMAGE
 @click.argument("images", type=options.IMAGE, nargs=-1, required=True)
 @click.option("--yes", is_flag=True, help="Do not ask. Without a terminal nothing is asked.")
 def rm(settings: Settings, images: tuple[str, ...], yes: bool) -> None:
-    """Delete IMAGES for good, after a question that says what they are. If one cannot be deleted,
-    the others still are, and the exit code tells that one failed. The beginning of an id will do;
-    latest will not, since a new image may take that name before you have typed it.
+    """Delete images for good. On a terminal a question says first what they are. If one cannot be
+    deleted, the others still are, and the exit code tells that one failed. latest will not do here,
+    since a new image may take that name before you have typed it.
 
     \b
     Examples:

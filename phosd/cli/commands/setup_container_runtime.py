@@ -57,8 +57,9 @@ class _Runtime:
 @click.argument("runtime", type=click.Choice(["podman", "docker", "containerd", "crio"]))
 @click.option("--undo", is_flag=True, help="Take away what was set up for RUNTIME.")
 def setup_container_runtime(settings: Settings, runtime: str, undo: bool) -> None:
-    """Make RUNTIME put phosd's hook into the containers that ask for it, so that their programs can
-    be suspended, resumed and moved from outside, and saved by RUNTIME's own commands. Needs root.
+    """Let containers ask for phosd's hook. RUNTIME then puts it into those that do, so that their
+    programs can be suspended, resumed and moved from outside, and saved by RUNTIME's own commands.
+    Needs root.
 
     A container asks by the device phos.io/hook=all, beside those of its GPUs. It then has the hook,
     the variables that `phos run` sets, and a folder in memory in which the hook listens. Pods of

@@ -29,7 +29,8 @@ _SIGNS = {
 
 @command()
 def status(settings: Settings) -> None:
-    """Say which programs are protected, and what needs you; those first. As root everybody's.
+    """Say what is protected, and what needs you. The programs that need you come first. You see
+    yours; root sees everybody's.
 
     PROTECTED is protected (its schedule is kept), saved (it has an image, and nobody makes the next
     one: `phos checkpoint PID --every 10m`), late (its newest image is older than one and a half

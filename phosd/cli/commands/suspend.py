@@ -17,8 +17,8 @@ PLACES = {"memory": "in host memory", "disk": "on disk"}
 @click.argument("pid", type=options.PID)
 @options.stated(SuspendOptions, but=("thaw",))
 def suspend(settings: Settings, pid: int, **given: Any) -> None:
-    """Take process PID off its GPUs, with its children and all that share device memory with it.
-    It stands still, and keeps its pid and its host memory.
+    """Take a program off its GPUs for a while. Its children, and all that share device memory with
+    it, go along. It stands still, and keeps its pid and its host memory.
 
     \b
     Examples:

@@ -16,8 +16,8 @@ from phosd.interface.options import SuspendOptions
 @click.argument("coming", metavar="IN", type=options.SUSPENDED_PID)
 @options.stated(SuspendOptions, but=("thaw",))
 def swap(settings: Settings, leaving: int, coming: int, **given: Any) -> None:
-    """Suspend process OUT, and resume the suspended process IN on the GPU that has become free: two
-    programs, of which the GPU holds only one, take turns.
+    """Let two programs take turns on a GPU. Process OUT is suspended, and the suspended process IN
+    resumes on the GPU that has become free.
 
     \b
     Examples:

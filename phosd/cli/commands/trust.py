@@ -12,7 +12,8 @@ from phosd.interface.methods import PROCESS
 @click.argument("pid", type=options.PID)
 @click.argument("kernel", default="")
 def trust(settings: Settings, pid: int, kernel: str) -> None:
-    """Clear KERNEL, or all kernels, of PID's program of suspicion.
+    """Clear kernels of suspicion. KERNEL is one of the program's suspects; without it all are
+    cleared.
 
     When a program writes where phosd did not expect it during a checkpoint, the kernels that may
     have done so become suspects: in later checkpoints each counts as writing everything, which is

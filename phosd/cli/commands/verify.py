@@ -27,8 +27,9 @@ from phosd.interface.options import Files
     help="With --rehearse: as of `phos restore`.",
 )
 def verify(settings: Settings, images: tuple[str, ...], rehearse: bool, files: str | None) -> None:
-    """Read all of IMAGES and compare them with their digests, or rehearse their restores. If one is
-    damaged, the others are still read, and the exit code tells that one failed.
+    """Check that images are whole. All of them is read and compared with their digests; with
+    --rehearse their restores are rehearsed. If one is damaged, the others are still read, and the
+    exit code tells that one failed.
 
     \b
     Examples:

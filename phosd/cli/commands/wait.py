@@ -22,9 +22,8 @@ _END_SECONDS = 2.0
 @click.argument("pid", metavar="PROGRAM", type=options.PID)
 @click.option("--timeout", type=Duration(least=0), help="Give up after this long.")
 def wait(settings: Settings, pid: int, timeout: float | None) -> None:
-    """Wait until process PROGRAM has ended, or your program of that name, and exit with its exit
-    code. That is known of what `phos run` started in the foreground or resumed; of others it is
-    told that they have ended, with exit code 0. No daemon is needed.
+    """Wait until a program has ended. The exit code is the program's, if `phos run` started it in
+    the foreground or resumed it; otherwise it is 0. No daemon is needed.
 
     \b
     Examples:

@@ -52,8 +52,8 @@ def warm_cache(
     jobs: int | None,
     state_dir: Path,
 ) -> None:
-    """Analyse all kernels in FILES, or in the libraries, cubins and PTX in FOLDERS, ahead of time:
-    programs that load them find it done. For root; phosd need not run.
+    """Analyse kernels before they are loaded. Programs that load the kernels in FILES, or in the
+    libraries, cubins and PTX in FOLDERS, find it done. For root; phosd need not run.
 
     Without a FILE it takes the libraries of CUDA's toolkit, and those of the Python that phosd runs
     with. It may take hours, as libraries have tens of thousands of kernels. It runs when

@@ -107,7 +107,8 @@ def run(
     in_memory: bool,
     words: tuple[str, ...],
 ) -> None:
-    """Run COMMAND under phosd's hook; no daemon is needed.
+    """Start a program so that it can be saved. COMMAND runs under phosd's hook; no daemon is
+    needed.
 
     The program gets a session of its own, no input, and files for its output, which are shown
     here as they grow; where they are is told first. So nothing ties it to this terminal: it can be
