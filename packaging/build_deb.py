@@ -74,6 +74,9 @@ FOR_TESTS = Path("phosd/engine/analysis/reference")
 MAINTAINER = ("the phosd developers", "phosd@phosd.invalid")
 """Without DEBFULLNAME and DEBEMAIL: nobody who can be written to, as RFC 2606 keeps `.invalid`."""
 
+NOT_OURS_TO_GIVE = ("nvidia-cuda-",)
+"""Beginnings of packages whose licence forbids that; `phos setup-analysis` fetches them."""
+
 UNUSED = (
     *("pip", "pip-*", "setuptools*", "pkg_resources", "_distutils_hack", "bin", "*.pth"),
     "example.py",  # of nvidia-ml-py
@@ -151,10 +154,8 @@ def bundled(cache: Path) -> Path:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     wanted = [*project["dependencies"]]
-    for name in sorted(
-        extras.keys() - {"analysis", "demo", "dev", "remote", "test-cri", "test-s3"}
-    ):
-        wanted += extras[name]
+    for name in sorted(extras.keys() - {"demo", "dev", "remote", "test-cri", "test-s3"}):
+        wanted += [each for each in extras[name] if not each.startswith(NOT_OURS_TO_GIVE)]
     pip: Command = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
     versions = run([*pip, "freeze", "--exclude-editable"], "reading the installed versions")
     key = hashlib.sha256("\n".join([sys.version, *wanted, versions]).encode()).hexdigest()

@@ -56,6 +56,7 @@ GROUPS = {
         "doctor": "Check that this machine can save programs",
         "recover": "Bring back programs that were left stopped",
         "prune": "Delete what nothing needs any more",
+        "setup-analysis": "Install NVIDIA's tools that read kernels",
         "setup-container-runtime": "Let containers ask for phosd's hook",
         "demo": "Save, kill and restore a small training",
     },

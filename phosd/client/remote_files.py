@@ -4,6 +4,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, TypeVar
 
+from phosd import installation
 from phosd.errors import (
     InvalidOption,
     NotAuthorized,
@@ -123,11 +124,13 @@ def _file_system(url: str) -> tuple[Any, str]:
     try:
         from fsspec.core import url_to_fs
     except ImportError as error:
-        raise _missing("fsspec", "phosd[remote]") from error
+        way = installation.how_to_get("remote", packaged="apt install python3-fsspec")
+        raise _missing("fsspec", way) from error
     try:
         found: tuple[Any, str] = url_to_fs(url)
     except ImportError as error:  # the message names what it needs
-        raise _missing(f"what {url.partition(':')[0]} needs ({error})", "s3fs for S3") from error
+        way = "s3fs for S3, beside fsspec"
+        raise _missing(f"what {url.partition(':')[0]} needs ({error})", way) from error
     except (ValueError, OSError) as error:
         raise InvalidOption(
             f"{url} is nothing that images can be kept at: {error}",
@@ -136,11 +139,9 @@ def _file_system(url: str) -> tuple[Any, str]:
     return found
 
 
-def _missing(what: str, package: str) -> Unsupported:
+def _missing(what: str, way: str) -> Unsupported:
     return Unsupported(
         f"a Python package is missing: {what}",
-        hint=f"install it (`pip install '{package}'`)"
-        if package.startswith("phosd")
-        else f"install it: {package}",
+        hint=f"install it: {way}",
         reason=Reason.MISSING_PACKAGE,
     )

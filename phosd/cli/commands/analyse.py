@@ -45,7 +45,8 @@ def analyse(
     AGAIN says which launches may be run again, since they overwrite nothing that they read: all
     (always), none in which a thread gets to where it does (never), or that depends on the launch.
 
-    It needs nvdisasm: `pip install 'phosd[analysis]'`, or CUDA's toolkit in PATH. For a process
+    It needs nvdisasm: of `phos setup-analysis`, of phosd's extra `analysis` or of CUDA's toolkit in
+    PATH. For a process
     phosd does the work, as far as `analysis` in phosd.toml lets it, and this waits for that. OF
     THESE AGAIN says how many of the launches that were counted may be run again (yes), may not
     (no), and of how many that is not known (?).

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from phosd import __version__
+from phosd import __version__, installation
 from phosd.bus import ROOT
 from phosd.engine.job.affected import InterruptedJob
 from phosd.engine.job.journal import Journal
@@ -196,10 +196,11 @@ class Manager:
             from phosd.service.api.gauges import Sources
             from phosd.service.api.metrics import Metrics
         except ImportError as error:
+            packaged = "apt install python3-prometheus-client"
+            way = installation.how_to_get("metrics", packaged=packaged)
             raise Unsupported(
                 f"`metrics` is set, and a Python package for it is missing ({error.name})",
-                hint="install prometheus-client (`pip install 'phosd[metrics]'`, or the package "
-                "python3-prometheus-client), or leave `metrics` out of phosd.toml",
+                hint=f"install it ({way}), or leave `metrics` out of phosd.toml",
                 reason=Reason.MISSING_PACKAGE,
             ) from error
         config, troubles = lambda: self.config, lambda: self.maintenance.troubles

@@ -93,7 +93,7 @@ def test_a_tool_of_another_version(script: Path, output: str) -> None:
 def test_a_tool_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sysconfig, "get_path", lambda _: "/nonexistent")
     monkeypatch.setenv("PATH", "/nonexistent")
-    with pytest.raises(Internal, match="nvdisasm is not installed; pip install"):
+    with pytest.raises(Internal, match="nvdisasm is not installed; `make setup` in /"):
         disassemble(b"anything")
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from phosd.engine.analysis.code.tools import Tool, run
+from phosd.engine.analysis.code.tools import Tool, how_to_get, run
 from phosd.errors import Internal, Unsupported
 
 SCHEMA = 13
@@ -87,5 +87,5 @@ def disassemble(cubin: bytes, symbols: Sequence[int] = ()) -> Disassembly:
 def _other(what: str) -> Internal:
     return Internal(
         f"this nvdisasm is of another version: {what}",
-        hint="pip install 'phosd[analysis]' brings the one that phosd knows",
+        hint=f"{how_to_get()} brings the one that phosd knows",
     )

@@ -13,6 +13,7 @@ from mmap import mmap
 from typing import TypeAlias
 
 from phosd.engine.analysis.code.cubin import MAX_BYTES
+from phosd.engine.analysis.code.tools import how_to_get
 from phosd.errors import Internal, Unsupported
 
 Bytes: TypeAlias = bytes | mmap
@@ -151,7 +152,7 @@ def _decompress(data: bytes, size: int, flags: int) -> bytes:
     except ImportError as error:
         raise Internal(
             f"a fat binary is compressed, and {error.name} is not installed",
-            hint="pip install 'phosd[analysis]'",
+            hint=how_to_get(),
             reason="missing-package",
         ) from error
     if flags & _ZSTD:

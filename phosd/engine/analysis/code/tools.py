@@ -21,6 +21,7 @@ from contextlib import ExitStack, suppress
 from enum import Enum
 from pathlib import Path
 
+from phosd import installation
 from phosd.engine.analysis.code import cage
 from phosd.engine.system import privileges
 from phosd.errors import Internal, Unsupported
@@ -32,6 +33,8 @@ MEMORY_BYTES = 8 << 30
 OUTPUT_BYTES = 4 << 30
 _MESSAGE_BYTES = 2000
 _CAGE = Path(__file__).with_name("cage.py")
+ADDED = Path("/usr/lib/phos/analysis")
+"""Where `phos setup-analysis` puts the tools, for a phosd that is a package of the system."""
 
 
 class Tool(Enum):
@@ -74,16 +77,24 @@ def find(tool: Tool) -> Path:
     """Return the program: of the package index, where it is installed, else of ``PATH``. Raises
     :class:`Internal` if there is none.
     """
-    packaged = Path(sysconfig.get_path("purelib")) / "nvidia/cu13/bin" / tool.value
-    if packaged.exists():
-        return packaged
+    packages = Path(sysconfig.get_path("purelib"))
+    for folder in (packages / "nvidia/cu13/bin", ADDED):
+        if (folder / tool.value).exists():
+            return folder / tool.value
     if found := shutil.which(tool.value):
         return Path(found)
     raise Internal(
         f"{tool.value} is not installed",
-        hint="pip install 'phosd[analysis]', or put the CUDA toolkit's bin in PATH",
+        hint=f"{how_to_get()}, or put the CUDA toolkit's bin in PATH",
         reason="missing-package",
     )
+
+
+def how_to_get() -> str:
+    """Return what installs the tools, and what unpacks fat binaries, in the versions that phosd was
+    tested with.
+    """
+    return installation.how_to_get("analysis", packaged="phos setup-analysis")
 
 
 def run(tool: Tool, options: list[str], source: bytes) -> bytes:
