@@ -56,7 +56,7 @@ class NoBusError(Exception):
 
     hint = (
         "start the system's bus, or take one of your own: `dbus-run-session -- bash`, and in it "
-        "`phosd --session &` and `export PHOS_BUS=session`"
+        "`phosd --session 2>phosd.log &` and `export PHOS_BUS=session`"
     )
 
 

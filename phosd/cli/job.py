@@ -11,6 +11,7 @@ from phosd.client.text import plain
 
 # Bars are drawn on terminals only; scripts need not load the library.
 if TYPE_CHECKING:
+    from rich.console import RenderableType
     from rich.progress import Progress, TaskID
 
 _BESIDE = ("checkpoint", "migrate")
@@ -47,7 +48,7 @@ class CancelledHereError(CommandError):
 
 
 class _Display:
-    """The display of one job. A phase of unknown size has an indeterminate bar."""
+    """The display of one job. A phase of unknown size has no bar, but a spinner."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -92,19 +93,29 @@ def _bars(settings: Settings) -> "Progress":
         BarColumn,
         DownloadColumn,
         Progress,
+        ProgressColumn,
         SpinnerColumn,
+        Task,
         TextColumn,
         TimeRemainingColumn,
         TransferSpeedColumn,
     )
 
+    class Known(ProgressColumn):
+        """A column that is empty as long as a task has no total."""
+
+        def __init__(self, column: ProgressColumn) -> None:
+            super().__init__()
+            self._column = column
+
+        def render(self, task: Task) -> "RenderableType":
+            return "" if task.total is None else self._column.render(task)
+
+    figures = (BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn())
     return Progress(
         SpinnerColumn(),
         TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(binary_units=True),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
+        *map(Known, (*figures, TimeRemainingColumn())),
         console=settings.err,
         transient=True,
     )

@@ -42,6 +42,9 @@ def import_options(command: Callable[..., Any]) -> Callable[..., Any]:
             is_flag=True,
             help="Also if it could not be restored here now: its files are missing, for one.",
         ),
+        click.option(
+            "--again", is_flag=True, help="Also if it is here already: it is stored a second time."
+        ),
         click.option("--owner", metavar="USER", help="Whose image it is going to be (for root)."),
         click.option(
             "--trust",
@@ -53,13 +56,9 @@ def import_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-def wanted(anyway: bool, owner: str | None, trust: bool) -> dict[str, bool | int]:
+def wanted(owner: str | None, **flags: bool) -> dict[str, bool | int]:
     """Return the options for phosd. Raises :class:`CommandError` for an unknown user."""
-    given: dict[str, bool | int] = {}
-    if anyway:
-        given["anyway"] = True
-    if trust:
-        given["trust"] = True
+    given: dict[str, bool | int] = {name: True for name, is_set in flags.items() if is_set}
     if owner is not None:
         given["owner"] = _uid(owner)
     return given

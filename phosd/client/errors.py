@@ -49,7 +49,9 @@ _NOT_STARTED = (
 
 
 _START = {"system": "`systemctl start phosd`, or `phosd &` as root"}
-_START_ELSEWHERE = "`phosd --session &` as root, with this bus in DBUS_SESSION_BUS_ADDRESS"
+_START_ELSEWHERE = (
+    "`phosd --session 2>phosd.log &` as root, with this bus in DBUS_SESSION_BUS_ADDRESS"
+)
 
 
 class CommandError(Exception):
@@ -72,7 +74,7 @@ class CommandError(Exception):
         return _EXITS.get(self.code, Exit.FAILED)
 
 
-def in_words(caught: Exception, bus: str = "system") -> CommandError:
+def in_words(caught: Exception, bus: str) -> CommandError:
     """Translate an exception, met on ``bus``, into a :class:`CommandError`. An unknown one is
     raised again.
     """
@@ -82,12 +84,12 @@ def in_words(caught: Exception, bus: str = "system") -> CommandError:
     return CommandError(error.code, str(error), error.reason)
 
 
-def of_bus(error: "CallError", bus: str = "system") -> CommandError:
+def of_bus(error: "CallError", bus: str) -> CommandError:
     """Translate an error of ``bus`` into a :class:`CommandError`."""
     return in_words(error, bus)
 
 
-def typed(caught: Exception, bus: str = "system") -> PhosError:
+def typed(caught: Exception, bus: str) -> PhosError:
     """Return the error that an exception, met on ``bus``, stands for. An unknown one is raised
     again.
     """

@@ -335,6 +335,13 @@ class ImportOptions(JobOptions, total=False):
     anyway: Annotated[
         bool, Said("Take the image also if it could not be restored here now.", False)
     ]
+    again: Annotated[
+        bool,
+        Said(
+            "Store the image also if it is here already. Otherwise the job's result is its id.",
+            False,
+        ),
+    ]
     owner: Annotated[
         int,
         Said("The user id that the image is to belong to. For root.", otherwise="the caller"),

@@ -98,7 +98,7 @@ class BusLink:
         try:
             return await session.daemon.call(path, interface, member, signature, *args)
         except CallError as error:
-            raise of_bus(error) from error
+            raise of_bus(error, self._where) from error
 
     def _run(self, loop: asyncio.AbstractEventLoop, hand_over: Callable[[Update], None]) -> None:
         asyncio.set_event_loop(loop)
@@ -115,13 +115,13 @@ class BusLink:
         while True:
             try:
                 with closing(await Connection.open(self._where)) as connection:
-                    self._session = _Session(connection, hand_over)
+                    self._session = _Session(connection, self._where, hand_over)
                     await self._session.run()
                 why = "the bus went away"
             except NoBusError as error:
                 why = f"{error}; {error.hint}"
             except CallError as error:
-                why = str(of_bus(error))
+                why = str(of_bus(error, self._where))
             finally:
                 self._session = None
             hand_over(Update(contact=Contact.GONE, trouble=why))
@@ -131,8 +131,11 @@ class BusLink:
 class _Session:
     """One connection to the bus, until it is lost."""
 
-    def __init__(self, connection: Connection, hand_over: Callable[[Update], None]) -> None:
+    def __init__(
+        self, connection: Connection, where: str, hand_over: Callable[[Update], None]
+    ) -> None:
         self.connection = connection
+        self._where = where
         self.daemon = Daemon(connection, interactive=True)
         self._hand_over = hand_over
         self._news: asyncio.Queue[Signal | None] = asyncio.Queue()
@@ -197,7 +200,8 @@ class _Session:
                 self._owner = await self.daemon.owner()
                 break
             except CallError as error:
-                self._hand_over(Update(contact=Contact.GONE, trouble=str(of_bus(error))))
+                why = str(of_bus(error, self._where))
+                self._hand_over(Update(contact=Contact.GONE, trouble=why))
                 if error.name.endswith(NOBODY):
                     return  # NameOwnerChanged reports its start
                 if error.name.endswith(".Disconnected"):
@@ -250,7 +254,7 @@ class _Session:
             self._read_all = True
         else:
             self._read_all = False
-            why = str(of_bus(CallError(f"{DBUS}.Error.ServiceUnknown", "")))
+            why = str(of_bus(CallError(f"{DBUS}.Error.ServiceUnknown", ""), self._where))
             self._hand_over(Update(contact=Contact.GONE, trouble=why))
 
     def _want(self, path: str) -> None:

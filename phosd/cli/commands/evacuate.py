@@ -131,7 +131,7 @@ def _do(settings: Settings, gpu: str, todo: list[Step]) -> None:
         try:
             _say(settings, _done(settings, step))
         except (CommandError, CallError) as caught:
-            error = in_words(caught)
+            error = in_words(caught, settings.bus)
             _tell(settings, step, error)
             if error.code in _ENDS_ALL:
                 return

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from phosd.cli.commands.migrate import tell_notes
 from phosd.cli.job import summary
 from phosd.cli.settings import Settings, command
 from phosd.cli.transferring import (
@@ -31,11 +32,13 @@ def import_(
     trust: bool,
     owner: str | None,
     anyway: bool,
+    again: bool,
     dry_run_only: bool,
 ) -> None:
     """Store an image from a file. `phos export` wrote FILE on another machine; - is standard input.
     The image then belongs to you, has an id of this machine, and can be restored as if it had been
-    made here. What this machine is missing to restore it is said before anything is stored.
+    made here. One that is here already is not stored again. What this machine is missing to restore
+    it is said before anything is stored.
 
     \b
     Examples:
@@ -46,7 +49,7 @@ def import_(
     from phosd.client.transfer import Link, Sent, head_of, send_from
 
     name = "standard input" if file == STANDARD else str(file)
-    given = wanted(anyway, owner, trust)
+    given = wanted(owner, anyway=anyway, again=again, trust=trust)
     with _open(file) as source:
         head = head_of(source, name)
         if dry_run_only:
@@ -59,6 +62,7 @@ def import_(
         job, sent = run(settings, name, work, "Import", **given)
     tell(settings, job["Result"], sent)
     if not settings.json:
+        tell_notes(settings, job)
         settings.note(f"image {job['Result']} is here, after {summary(job)}")
         settings.say(job["Result"])
 

@@ -205,7 +205,7 @@ def _told(
     try:
         rows = ask(settings, path, PROCESS, member, limit=most)
     except CallError as error:
-        if of_bus(error).code not in _NOTHING:
+        if of_bus(error, settings.bus).code not in _NOTHING:
             raise
         return [], error.text
     return [dict(zip(fields, row, strict=True)) for row in rows], ""

@@ -2,6 +2,7 @@
 
 import click
 
+from phosd.cli.commands.migrate import tell_notes
 from phosd.cli.job import summary
 from phosd.cli.settings import Settings, command
 from phosd.cli.transferring import dry_run, import_options, run, tell, wanted
@@ -21,12 +22,14 @@ def pull(
     trust: bool,
     owner: str | None,
     anyway: bool,
+    again: bool,
     dry_run_only: bool,
     list_only: bool,
 ) -> None:
     """Store an image that was pushed. `phos push` has brought it to URL. IMAGE is the id that it
     has there, the beginning of that, or the name of a program for its newest image (default: the
     newest image of all). It is yours then, with an id of this machine, as after `phos import`.
+    An image that is here already, as it was pushed from here or pulled before, is not stored again.
 
     \b
     Examples:
@@ -39,7 +42,7 @@ def pull(
     if list_only:
         _list(settings, remote)
         return
-    given = wanted(anyway, owner, trust)
+    given = wanted(owner, anyway=anyway, again=again, trust=trust)
     head = remote.find(image)
     if dry_run_only:
         dry_run(settings, head, given)
@@ -47,6 +50,7 @@ def pull(
     job, sent = run(settings, url, remote.source(head).pull, "Import", **given)
     tell(settings, job["Result"], sent)
     if not settings.json:
+        tell_notes(settings, job)
         there = head.contents.image
         of = f"{there.id}, made at {there.created}, of {url}"
         settings.note(f"image {of} is here as {job['Result']}, after {summary(job)}")

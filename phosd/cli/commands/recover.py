@@ -71,7 +71,7 @@ def _ask(settings: Settings, pid: int) -> bool:
     except NoBusError:
         return False
     except CallError as error:
-        if of_bus(error).code == "NoDaemon":
+        if of_bus(error, settings.bus).code == "NoDaemon":
             return False
         raise
     if settings.json:

@@ -138,7 +138,7 @@ class JobImages:
         try:
             remote = Remote(self.url)
             source = remote.source(remote.head(image))
-            run(quiet, self.url, source.pull, "Import", **wanted(False, None, False))
+            run(quiet, self.url, source.pull, "Import", **wanted(None))
         except Exception as error:
             caught = in_words(error, settings.bus)
             raise CommandError(

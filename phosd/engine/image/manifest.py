@@ -157,6 +157,8 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     format: int = FORMAT
     phosd: str = ""
     """The version of phosd that made it; empty before this was noted."""
+    origin: str = ""
+    """The id that the image had where it was made, if it was imported."""
 
     @property
     def root(self) -> Process | None:

@@ -46,6 +46,7 @@ def check_manifest(manifest: Manifest, image_id: str) -> None:
     demand(manifest.format == FORMAT, f"has format {manifest.format}, this phosd reads {FORMAT}")
     demand(manifest.id == image_id, f"says it is {manifest.id!r}")
     demand(manifest.parent is None or valid_id(manifest.parent), "names no parent by its id")
+    demand(not manifest.origin or valid_id(manifest.origin), "names no origin by its id")
     demand(0 <= manifest.owner < 1 << 32, "has no valid owner")
     demand(not manifest.name or valid_name(manifest.name), "has a name that no program can have")
     demand(0 <= manifest.number < 1 << 32, "has a number that no image can have")

@@ -170,7 +170,7 @@ def asked_for(node: Node, data: bytes) -> int:
     head = head_of(file, "the image")
     with Transfer(lambda link: send_from(link, head, file, "the image")) as transfer:
         with CallerStream(transfer.name, os.geteuid(), Progress()) as stream:
-            image = import_image(node, options(), stream, Progress())
+            image = import_image(node, options(again=True), stream, Progress())
         verify(node.store, image.id, Progress())
         return transfer.result().sent_chunks
 
@@ -210,11 +210,33 @@ def test_what_arrives_is_what_was_saved(here: Store, there: Node) -> None:
     assert not digests & {ref.digest for block in arrived.blocks for ref in block.chunks}
     packs = there.store.pack_numbers()
     file.seek(len(head.packed))
-    sent(there, lambda link: send_from(link, head, file, "the image"), options())
+    sent(there, lambda link: send_from(link, head, file, "the image"), options(again=True))
     assert there.store.pack_numbers() == packs  # what is equal is stored once
     again = parsed(parts(exported(there.store, arrived.id))[0].manifest)
     assert (again.chunks, again.files, again.blocks) == (found.chunks, found.files, found.blocks)
     assert parts(exported(here, image.id))[0] == parts(data)[0]  # the same bytes each time
+
+
+def test_what_is_here_already_is_not_stored_again(here: Store, there: Node) -> None:
+    data, other = (
+        exported(here, publish(here, user=1).id) for _ in range(2)
+    )  # of the same content, and another image
+
+    def comes(data: bytes, **chosen: Any) -> tuple[str, int]:
+        file = io.BytesIO(data)
+        head = head_of(file, "the image")
+        with Transfer(lambda link: send_from(link, head, file, "the image")) as transfer:
+            with CallerStream(transfer.name, os.geteuid(), Progress()) as stream:
+                image = import_image(there, options(**chosen), stream, Progress())
+            return image.id, transfer.result().sent_chunks
+
+    first, chunks = comes(data)
+    assert chunks > 0
+    assert comes(data) == (first, 0)
+    assert comes(exported(there.store, first)) == (first, 0), "which has come back"
+    more = [comes(data, again=True)[0], comes(data, owner=1)[0], comes(other)[0]]
+    assert len({first, *more}) == 4 == len(there.store.list())
+    assert comes(other) == (more[-1], 0)
 
 
 def test_nothing_is_kept_of_what_is_cut_short_or_changed(here: Store, there: Node) -> None:
@@ -299,6 +321,7 @@ HOSTILE: dict[str, Callable[[dict[str, Any]], object]] = {
     "a count that no bus takes": _image(wrong_guesses=1 << 40),
     "a huge number": _image(load_order=[1 << 70]),
     "an id above": _image(id="../../x"),
+    "an origin above": _image(origin="../../x"),
     "a parent": _image(parent="20260101T000000-0000"),
     "a name that is none": _image(name="../x"),
     "a user that is none": _process(uid=1 << 32),

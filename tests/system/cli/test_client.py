@@ -266,7 +266,9 @@ def test_who_cancels_at_a_terminal_may_be_asked_for_a_password(
 def test_without_a_daemon_the_mend_is_told(bus: str) -> None:
     done = subprocess.run([*PHOS, "ps", "--bus", bus], capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
-    assert "phosd does not run on this bus; start it (`phosd --session &`" in done.stderr
+    assert (
+        "phosd does not run on this bus; start it (`phosd --session 2>phosd.log &`" in done.stderr
+    )
     done = subprocess.run(
         [*PHOS, "ps", "--bus", "unix:path=/none"], capture_output=True, text=True, timeout=60
     )

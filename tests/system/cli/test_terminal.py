@@ -1,5 +1,6 @@
 """What reaches the terminal: nothing that it obeys, and tables that fit it."""
 
+import io
 import json
 import os
 import subprocess
@@ -13,9 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from rich.console import Console
+from rich.text import Text
 
 from phosd.bus import CallError
-from phosd.cli import tables
+from phosd.cli import job, tables
 from phosd.cli.commands import images, ps
 from phosd.cli.main import main
 from phosd.cli.settings import Settings
@@ -234,9 +236,25 @@ def test_an_image_tells_all_its_blocks(service: Service, monkeypatch: pytest.Mon
     ],
 )
 def test_errors_of_the_bus_say_what_to_do(name: str, code: str, text: str) -> None:
-    error = of_bus(CallError(name, "what the bus said"))
+    error = of_bus(CallError(name, "what the bus said"), "system")
     assert error.code == code
     assert text in str(error)
+
+
+def test_what_has_no_total_has_no_bar() -> None:
+    settings = Settings()
+    settings.__dict__["err"] = Console(file=io.StringIO(), width=100, force_terminal=True)
+    bars = job._bars(settings)
+    task = bars.add_task("freeze", total=None)
+
+    def shown() -> str:
+        with settings.err.capture() as drawn:
+            settings.err.print(bars.get_renderable())
+        return Text.from_ansi(drawn.get()).plain
+
+    assert shown().split()[1:] == ["freeze"]
+    bars.update(task, total=2 << 20, completed=1 << 20)
+    assert "━" in shown() and "1.0/2.0 MiB" in shown()
 
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "<&- >&- 2>&-"])

@@ -106,6 +106,9 @@ def test_a_program_goes_on_elsewhere(bus: str, tmp_path: Path) -> None:
         assert pushed == told
         twice = phos(bus, tmp_path, "push", image, url)[-1]
         assert (twice["sent_chunks"], twice["chunks"]) == (0, told["chunks"])
+        back = phos(bus, tmp_path, "pull", url)
+        assert (back[-1]["image"], back[-1]["sent_chunks"]) == (image, 0)
+        assert f"here already, as {image}" in str(back[-2]["notes"])
     expected = parse(output.read_bytes())
 
     with another_machine(tmp_path), phosd(bus, tmp_path):

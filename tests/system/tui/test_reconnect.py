@@ -55,9 +55,7 @@ async def served(bus: str, folder: Path, engine: FakeEngine) -> AsyncIterator[Se
 async def goes(pilot: Pilot[None], service: Service) -> None:
     """phosd is gone at once, and phos-tui says so and waits."""
     service.disconnect()
-    await until_shown(
-        pilot, "✗ No phosd for", "systemctl start phosd", "What is shown is", "✗ phosd"
-    )
+    await until_shown(pilot, "✗ No phosd for", "phosd --session", "What is shown is", "✗ phosd")
 
 
 async def is_back(pilot: Pilot[None]) -> None:
@@ -73,7 +71,7 @@ def test_all_is_as_it_was_when_the_next_one_is_there(
         node = Node(BusLink(bus))
         async with opened(node, LARGE) as pilot:
             app = pilot.app
-            await until_shown(pilot, "✗ No phosd for", "systemctl start phosd")
+            await until_shown(pilot, "✗ No phosd for", "phosd --session")
             async with served(bus, tmp_path, engine) as first:
                 await is_back(pilot)
                 await until_shown(pilot, "train.py", "4.py")

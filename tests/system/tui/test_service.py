@@ -102,8 +102,6 @@ def test_the_daemon_goes_in_the_middle_and_what_was_seen_stays(service: Service)
             await pilot.press("c")
             await until(pilot, lambda: node.of(Job), "the job")
             service.disconnect()
-            await until_shown(
-                pilot, "No phosd for", "systemctl start phosd", str(PID), "(Checkpoint)"
-            )
+            await until_shown(pilot, "No phosd for", "phosd --session", str(PID), "(Checkpoint)")
 
     run(body)

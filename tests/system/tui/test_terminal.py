@@ -171,7 +171,7 @@ def test_a_restore_beside_its_program_is_refused_in_each_client(bus: str, tmp_pa
 def test_phosd_goes_and_another_one_comes_under_it(bus: str, tmp_path: Path) -> None:
     tui = [sys.executable, "-m", "phosd.tui.main", "--bus", bus]
     with terminal(tmp_path, tui) as shown, ExitStack() as first:
-        shown.shows("No phosd for", "systemctl start phosd")
+        shown.shows("No phosd for", "phosd --session")
         first.enter_context(phosd(bus, tmp_path))
         with program(bus, tmp_path) as (pid, _):
             shown.press("/")

@@ -101,7 +101,7 @@ def test_phos_tui_when_there_is_news(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(connection, "subscribe", subscribe)
         monkeypatch.setattr(connection, "closed", forever)
         monkeypatch.setattr(_Session, "_meet", met)
-        session = asyncio.create_task(_Session(connection, updates.append).run())
+        session = asyncio.create_task(_Session(connection, "system", updates.append).run())
         await asyncio.sleep(0.05)  # it waits for news
         assert heard is not None
         heard(NEWS)

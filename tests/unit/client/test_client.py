@@ -93,11 +93,11 @@ TEXT = "it does; stop it; a note"
 
 def test_errors_are_typed() -> None:
     said = CallError.of_reply("org.phos.Error.Unsupported", f"{TEXT} [multicast]")
-    error = typed(said)
+    error = typed(said, "system")
     assert type(error) is Unsupported
     assert (error.what, error.hint, error.reason) == ("it does", "stop it; a note", "multicast")
     assert str(error) == said.text == TEXT
-    command = in_words(said)
+    command = in_words(said, "system")
     assert (command.exit, command.reason) == (Exit.UNSUPPORTED, "multicast")
     assert command.row == {"error": "Unsupported", "reason": "multicast", "message": said.text}
 
@@ -113,7 +113,7 @@ def test_errors_are_typed() -> None:
     ],
 )
 def test_the_reason_is_behind_the_text(name: str, text: str, shown: str, reason: str) -> None:
-    error = typed(CallError.of_reply(f"org.phos.Error.{name}", text))
+    error = typed(CallError.of_reply(f"org.phos.Error.{name}", text), "system")
     assert (str(error), error.reason) == (shown, reason)
 
 
@@ -129,14 +129,14 @@ def test_the_reason_is_behind_the_text(name: str, text: str, shown: str, reason:
     ],
 )
 def test_every_error_of_the_bus_has_a_type(name: str, kind: type, code: str) -> None:
-    error = typed(CallError(name, "a text"))
+    error = typed(CallError(name, "a text"), "system")
     assert (type(error), error.code) == (kind, code)
 
 
 def test_other_exceptions_are_left_alone() -> None:
-    assert type(typed(NoBusError("no D-Bus at nowhere"))) is NoBus
+    assert type(typed(NoBusError("no D-Bus at nowhere"), "system")) is NoBus
     with pytest.raises(ZeroDivisionError):
-        typed(ZeroDivisionError())
+        typed(ZeroDivisionError(), "system")
 
 
 def test_nothing_is_given_to_a_loop_that_closes() -> None:

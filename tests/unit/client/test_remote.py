@@ -268,7 +268,7 @@ def test_no_more_is_read_than_a_head_or_an_index_may_have(
 
 def test_without_fsspec_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "fsspec.core", None)
-    with pytest.raises(Unsupported, match=r"phosd\[remote\]") as raised:
+    with pytest.raises(Unsupported, match="install it: `make setup` in /") as raised:
         Remote("file:///x")
     assert raised.value.reason == "missing-package"
 

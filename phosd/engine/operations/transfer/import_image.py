@@ -49,9 +49,12 @@ _SPARE = 1 << 20
 
 
 class ImportChoices(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What users may choose of an import. ``anyway``: also if it could not be restored here now."""
+    """What users may choose of an import. ``anyway``: also if it could not be restored here now.
+    ``again``: also if the image is here already.
+    """
 
     anyway: bool = False
+    again: bool = False
 
 
 class ImportOptions(ImportChoices, frozen=True, kw_only=True):
@@ -68,9 +71,16 @@ class ImportOptions(ImportChoices, frozen=True, kw_only=True):
 def import_image(
     node: Node, options: ImportOptions, stream: CallerStream, progress: Progress
 ) -> Manifest:
-    """Store the image that comes over ``stream``, and return its manifest here."""
+    """Store the image that comes over ``stream``, and return its manifest here: that of the image
+    that is here already, unless it is to be stored again.
+    """
     progress.phase("receive manifest")
     found = _received(options, stream)
+    if not options.again and (here := _here_already(node, found.image, options.owner)):
+        stream.send(packed_map([False] * len(found.chunks)))
+        progress.note(f"the image is here already, as {here.id}; `--again` stores it a second time")
+        progress.finish()
+        return here
     progress.note(_vouched(options))
     if not options.anyway:
         require_all(_restorable(node, found, progress))
@@ -128,6 +138,20 @@ def _received(options: ImportOptions, stream: CallerStream) -> PortableImage:
     found = parsed(head.manifest)
     require_may_own(found.image, options.owner)
     return found
+
+
+def _here_already(node: Node, image: Manifest, owner: int) -> Manifest | None:
+    """Return the owner's image that is the one to be imported: that was exported from here, or
+    imported before.
+    """
+    sought = _identity(image)
+    own = (each for each in node.store.list() if each.owner == owner)
+    return next((each for each in own if _identity(each) == sought), None)
+
+
+def _identity(image: Manifest) -> tuple[object, ...]:
+    """Return what an image has in common with its copies alone. Two machines may give one id."""
+    return image.origin or image.id, image.stop_seconds, image.processes
 
 
 def _vouched(options: ImportOptions) -> str:
@@ -211,6 +235,7 @@ def _of_this_store(
     return replace(
         image_with(found, places),
         id=writer.id,
+        origin=found.image.origin or found.image.id,
         created=datetime.now(UTC).isoformat(timespec="milliseconds"),
         owner=owner,
         host=host,
