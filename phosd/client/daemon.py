@@ -55,12 +55,8 @@ class Managed(dict[str, dict[str, Properties]]):
         return [self.at(path, stated) for path in self if stated.name in self[path]]
 
     def gpus_of(self, process: Properties) -> list[Properties]:
-        """Return the GPUs that a process uses, by number: as its hook says, or the GPU."""
-        found = (
-            gpu
-            for gpu in self.of(GPU)
-            if gpu["Path"] in process["GPUs"] or process["Pid"] in gpu["Processes"]
-        )
+        """Return the GPUs that a process uses, by number."""
+        found = (gpu for gpu in self.of(GPU) if gpu["Path"] in process["GPUs"])
         return sorted(found, key=lambda gpu: int(gpu["Ordinal"]))
 
     def at(self, path: str, stated: Interface) -> Properties:

@@ -46,6 +46,9 @@ class Gpu:
     )
     power: float | None = prop("Power", "d", "Watts; -1: not known.", empty=None)
     pids: tuple[int, ...] = prop("Processes", "au", "The pids that use it.")
+    movers: tuple[int, ...] = prop(
+        "Movers", "au", "Those of them that are data movers of phosd itself.", empty=()
+    )
 
 
 @dataclass(frozen=True)

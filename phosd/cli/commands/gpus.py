@@ -14,8 +14,8 @@ def gpus(settings: Settings) -> None:
     """List the GPUs, and who uses them. You see your processes; root sees everybody's.
 
     GPU is the number by which commands name it; the beginning of its UUID does as well. LOAD, TEMP
-    and POWER are empty where a GPU does not report them. Behind your processes stands how many
-    others use the GPU, of other users or of phosd itself.
+    and POWER are empty where a GPU does not report them. Behind your processes stands phosd, if its
+    data mover uses the GPU, and how many others do that you may not see.
 
     \b
     Examples:
@@ -50,11 +50,13 @@ def _figure(value: float | None, form: str) -> str:
 def _processes(row: dict[str, Any]) -> str:
     pids = ", ".join(map(str, row["processes"]))
     others = len(row["other_processes"])
-    return " ".join(filter(None, (pids, f"+{others}" if others else "")))
+    known = ", ".join(filter(None, (pids, "phosd" if row["movers"] else "")))
+    return " ".join(filter(None, (known, f"+{others}" if others else "")))
 
 
 def _row(gpu: dict[str, Any], found: Managed) -> dict[str, Any]:
-    here = sorted(each["Pid"] for each in found.of(PROCESS) if gpu in found.gpus_of(each))
+    here = {each["Pid"] for each in found.of(PROCESS) if gpu in found.gpus_of(each)}
+    movers = {*gpu.get("Movers", ())}
     return {
         "ordinal": gpu["Ordinal"],
         "uuid": gpu["UUID"],
@@ -64,8 +66,9 @@ def _row(gpu: dict[str, Any], found: Managed) -> dict[str, Any]:
         "utilisation": _told(gpu["Utilisation"]),
         "temperature": _told(gpu["Temperature"]),
         "power": _told(gpu["Power"]),
-        "processes": here,
-        "other_processes": sorted({*gpu["Processes"]} - {*here}),
+        "processes": sorted(here),
+        "movers": sorted(movers),
+        "other_processes": sorted({*gpu["Processes"]} - here - movers),
     }
 
 

@@ -20,7 +20,7 @@ _lock = threading.Lock()
 class GpuInfo:
     """A GPU. Memory in bytes, ``utilisation`` 0..1, ``temperature`` in degrees Celsius, ``power``
     in watts; None if the GPU does not report it. ``pids`` are the processes that NVML lists, or the
-    software GPU's account.
+    software GPU's account; ``movers`` those of them that are data movers of phosd.
     """
 
     ordinal: int
@@ -32,6 +32,7 @@ class GpuInfo:
     temperature: float | None = None
     power: float | None = None
     pids: tuple[int, ...] = ()
+    movers: tuple[int, ...] = ()
 
 
 def list_gpus() -> list[GpuInfo]:

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -244,7 +244,11 @@ class Inventory:
         self._seen_gpus = time.monotonic()
         self._samples.take(found, time.time())
         listed_anew = self.gpus.keys() != current.keys()
+        used_anew = _users(self.gpus) != _users(current)
         self.gpus = current
+        if used_anew:
+            for path, process in self.processes.items():
+                self._tree.replace(path, self._view(process))
         if listed_anew:
             self._tree.changed(ROOT)
 
@@ -280,8 +284,11 @@ class Inventory:
 
     def _view(self, process: GpuProcess) -> ProcessView:
         process_id = ProcessId(process.pid, process.start_time)
-        by_ordinal = {gpu.ordinal: gpu.uuid for gpu in self.gpus.values()}
-        gpus = tuple(by_ordinal[n] for n in process.gpus if n in by_ordinal)
+        gpus = tuple(
+            gpu.uuid
+            for gpu in sorted(self.gpus.values(), key=lambda gpu: gpu.ordinal)
+            if gpu.ordinal in process.gpus or process.pid in gpu.pids
+        )
         schedule = self._periodic.of(process.pid, process.start_time)
         every, keep = (schedule.every, schedule.keep) if schedule else (0.0, 0)
         last = self._last_image.get(process_id, "") or self._restored_from(process.pid)
@@ -295,6 +302,11 @@ class Inventory:
                 if image and image_path(image) in self.images:
                     return image
         return ""
+
+
+def _users(gpus: Mapping[str, GpuInfo]) -> dict[str, tuple[int, ...]]:
+    """Return the processes that use each GPU, which tell where those without a hook are."""
+    return {path: gpu.pids for path, gpu in gpus.items()}
 
 
 def _stamp(folder: Path) -> int:

@@ -88,4 +88,5 @@ GPU_READERS: Mapping[str, Callable[[GpuInfo], object]] = {
     "Temperature": lambda gpu: or_unknown(gpu.temperature),
     "Power": lambda gpu: or_unknown(gpu.power),
     "Processes": lambda gpu: list(gpu.pids),
+    "Movers": lambda gpu: list(gpu.movers),
 }

@@ -6,6 +6,7 @@ import pwd
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -353,7 +354,8 @@ class NodeEngine:
         inspection.answer_wish(self._node, process, wish, error)
 
     def gpus(self) -> list[GpuInfo]:
-        return list_gpus()
+        ours = self._node.movers.pids()
+        return [replace(gpu, movers=tuple(ours.intersection(gpu.pids))) for gpu in list_gpus()]
 
     def close(self) -> None:
         self._kernels.close()

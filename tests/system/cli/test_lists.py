@@ -8,6 +8,7 @@ import subprocess
 import pytest
 
 from phosd.engine.system.procfs import process_id
+from phosd.service.api.views import gpu_path
 from tests.support.fake_engine import GPU, manifest, this_process
 from tests.support.harness import wait_until
 from tests.support.service import Service
@@ -17,6 +18,7 @@ NOBODY = pwd.getpwnam("nobody").pw_uid
 OTHER = dataclasses.replace(
     GPU, ordinal=1, uuid="GPU-5678-cd", memory_used=3 << 29, utilisation=None, pids=(1, 999)
 )
+MOVER = 998
 
 
 def as_nobody(service: Service, *words: str) -> subprocess.CompletedProcess[str]:
@@ -71,6 +73,21 @@ def test_gpus_with_who_uses_them(two: Service) -> None:
     table = phos(two, "gpus").stdout
     assert "1.5 GiB of 1.0 GiB" in table and GPU.uuid in table and "50%" in table
     assert table.splitlines()[2].endswith(f"1, {os.getpid()} +1")
+    two.engine.devices = [GPU, dataclasses.replace(OTHER, pids=(1, MOVER, 999), movers=(MOVER,))]
+    wait_until(lambda: str(MOVER) in phos(two, "gpus", "--json").stdout, "phosd's own process")
+    row = lines(phos(two, "gpus", "--json").stdout)[1]
+    assert (row["movers"], row["other_processes"]) == ([MOVER], [999])
+    assert phos(two, "gpus").stdout.splitlines()[2].endswith(f"1, {os.getpid()}, phosd +1")
+
+
+def test_the_gpu_says_where_a_process_without_a_hook_is(two: Service) -> None:
+    two.engine.running = [this_process(pid=1, hook_state="driver", gpus=())]
+    two.call("ListProcesses")
+    path = two.start("GetProcess", "u", 1)
+    assert two.get(path, "Process1", "GPUs") == f'1 "{gpu_path(OTHER.uuid)}"'
+    two.engine.devices = [dataclasses.replace(GPU, pids=(1,)), OTHER]
+    both = f'2 "{gpu_path(GPU.uuid)}" "{gpu_path(OTHER.uuid)}"'
+    wait_until(lambda: two.get(path, "Process1", "GPUs") == both, "it to be on both")
 
 
 def test_of_a_gpu_users_see_their_own_processes(two: Service) -> None:
