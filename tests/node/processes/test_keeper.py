@@ -12,7 +12,7 @@ from phosd.engine.system import pid_namespaces, procfs
 from phosd.engine.system.pid_namespaces import PidNamespace
 
 PROC = """
-import ctypes, os, sys
+import ctypes, os, stat, sys
 from phosd.engine.program.keeper import mount_proc
 libc = ctypes.CDLL(None)
 def bind(source, target):
@@ -20,9 +20,16 @@ def bind(source, target):
 bind(sys.argv[1] + "/figures", "/proc/meminfo")
 bind("/proc/sys", "/proc/sys")
 assert libc.mount(None, b"/proc/sys", None, 32 | 4096 | 1, None) == 0  # remounted, read-only
+os.mkfifo(sys.argv[1] + "/messages", 0o600)
+for name, place in (("boot", "/proc/sys/kernel/random/boot_id"), ("messages", "/proc/kmsg")):
+    bind(sys.argv[1] + "/" + name, place)
+    os.unlink(sys.argv[1] + "/" + name)  # as systemd-nspawn does
 ids = mount_proc(sys.argv[1] + "/aside")
 assert os.readlink("/proc/self") == "1"
 assert open("/proc/meminfo").read() == "the container's"
+assert open("/proc/sys/kernel/random/boot_id").read() == "of the container"
+messages = os.stat("/proc/kmsg").st_mode
+assert (stat.S_ISFIFO(messages), stat.S_IMODE(messages)) == (True, 0o600)
 assert not os.listdir(sys.argv[1] + "/aside")
 os.pwrite(ids, b"4000", 0)
 child = os.fork()
@@ -39,6 +46,7 @@ except OSError as error:
 
 def test_what_a_container_covers_in_proc_stays_covered(tmp_path: Path) -> None:
     (tmp_path / "figures").write_text("the container's")
+    (tmp_path / "boot").write_text("of the container")
     (tmp_path / "aside").mkdir()
     unshared = ("unshare", "--mount", "--pid", "--fork")  # private: nobody else sees the mounts
     done = subprocess.run([*unshared, sys.executable, "-c", PROC, str(tmp_path)], check=False)
