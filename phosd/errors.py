@@ -6,6 +6,8 @@ The class name is the last part of the D-Bus error name (``org.phos.Error.<class
 import enum
 import re
 
+from phosd.units import counted
+
 
 class Reason(enum.StrEnum):
     """What stands in the way, for programs: a code that keeps its meaning, while messages may
@@ -202,7 +204,7 @@ def changed_in_the_stop(count: int, gpu: int | None = None) -> MisSpeculation:
     """Return the error for ``count`` chunks (of one GPU) that changed while the gate was closed."""
     where = "" if gpu is None else f" on GPU {gpu}"
     return MisSpeculation(
-        f"{count} chunks{where} changed while the gate was closed",
+        f"{counted(count, 'chunk')}{where} changed while the gate was closed",
         hint="something outside the program writes its memory (a peer, a NIC)",
     )
 

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 import msgspec
 
 from phosd.errors import ImageCorrupt, Reason, Unsupported
+from phosd.units import human_bytes
 
 FORMAT = 1
 SIGNED_FOR = "phosd-image"
@@ -98,8 +99,9 @@ def read_head(read: Callable[[int], bytes], what: str = "what was sent") -> Head
     require_format(made_as)
     if manifest > MAX_MANIFEST or signature > MAX_SIGNATURE:
         raise ImageCorrupt(
-            f"the image begins with a manifest of {manifest} bytes and a signature of {signature}, "
-            f"more than the {MAX_MANIFEST} and {MAX_SIGNATURE} that are read",
+            f"the image begins with a manifest of {human_bytes(manifest)} and a signature of "
+            f"{human_bytes(signature)}, more than the {human_bytes(MAX_MANIFEST)} and "
+            f"{human_bytes(MAX_SIGNATURE)} that are read",
             hint=_FOREIGN,
         )
     return Head(read(manifest), read(signature))

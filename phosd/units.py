@@ -1,4 +1,4 @@
-"""Read and write durations, sizes and shares with their units, as people write them."""
+"""Read and write durations, sizes, shares and numbers of things, as people write them."""
 
 import re
 
@@ -52,6 +52,29 @@ def size(text: str) -> int | None:
     """
     found = re.fullmatch(SIZE, text)
     return int(float(found[1]) * _BYTES[found[2] or ""]) if found else None
+
+
+def human_bytes(count: float) -> str:
+    """Format a number of bytes, e.g. ``1.5 GiB``."""
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if count < 1024 or unit == "TiB":
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    raise AssertionError
+
+
+def counted(number: int, thing: str, things: str = "") -> str:
+    """Format a number of things: ``1 kernel``, ``2,000 kernels``, ``3 processes`` (``things``)."""
+    return f"{number:,} {thing if number == 1 else things or f'{thing}s'}"
+
+
+def age_text(seconds: float) -> str:
+    """Format the time that has passed in one unit: ``12 s``, ``5 min``, ``3 h``, ``2 d``."""
+    passed = max(0, int(seconds))
+    for unit in ("d", "h", "min"):
+        if passed >= _SECONDS[unit]:
+            return f"{passed // int(_SECONDS[unit])} {unit}"
+    return f"{passed} s"
 
 
 def share(text: str) -> float | None:

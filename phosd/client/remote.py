@@ -46,6 +46,7 @@ from phosd.portable import (
     read_head,
     require_format,
 )
+from phosd.units import counted
 
 PACK = 64 << 20
 """Most bytes of a pack: few objects for much memory, and little to send again."""
@@ -222,8 +223,8 @@ class Remote:
         missing = sum(chunk.sha256 not in places for chunk in contents.chunks)
         if missing:
             raise RemoteFailed(
-                f"{missing} of the {len(contents.chunks)} chunks of image {contents.image.id} are "
-                f"not at {self.url}",
+                f"{missing} of the {counted(len(contents.chunks), 'chunk')} of image "
+                f"{contents.image.id} are not at {self.url}",
                 hint="push the image again, from where it was made",
             )
         return Source(self._files, head, [places[chunk.sha256] for chunk in contents.chunks])

@@ -3,17 +3,9 @@
 from collections.abc import Mapping
 
 from phosd.plain_text import plain
+from phosd.units import age_text, human_bytes
 
 __all__ = ["container_text", "figure", "human_bytes", "plain", "rate"]
-
-
-def human_bytes(count: float) -> str:
-    """Format a number of bytes, e.g. ``1.5 GiB``."""
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if count < 1024 or unit == "TiB":
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    raise AssertionError
 
 
 def rate(value: float | None) -> str:
@@ -39,8 +31,4 @@ def since(moment: float | None, now: float) -> str:
     """Format the time passed in one unit: ``12 s``, ``5 min``, ``3 h``, ``2 d``; empty for None."""
     if moment is None:
         return ""
-    passed = max(0, int(now - moment))
-    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
-        if passed >= size:
-            return f"{passed // size} {unit}"
-    return f"{passed} s"
+    return age_text(now - moment)

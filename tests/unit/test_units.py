@@ -2,7 +2,7 @@
 
 import pytest
 
-from phosd.units import duration, duration_text, share, size
+from phosd.units import age_text, counted, duration, duration_text, human_bytes, share, size
 
 
 @pytest.mark.parametrize(
@@ -59,3 +59,20 @@ def test_sizes(text: str, found: int | None) -> None:
 )
 def test_shares(text: str, found: float | None) -> None:
     assert share(text) == found
+
+
+def test_things_are_counted_as_people_do() -> None:
+    assert [counted(n, "kernel") for n in (0, 1, 2000)] == [
+        "0 kernels",
+        "1 kernel",
+        "2,000 kernels",
+    ]
+    assert [counted(n, "process", "processes") for n in (1, 2)] == ["1 process", "2 processes"]
+
+
+def test_bytes_and_ages_have_one_unit() -> None:
+    assert [human_bytes(n) for n in (0, 1023, 16 << 20, 3 << 40, 5 << 50)] == [
+        *("0 B", "1023 B", "16.0 MiB", "3.0 TiB", "5120.0 TiB")
+    ]
+    passed = (-3, 59.9, 60, 7200, 200_000)
+    assert [age_text(each) for each in passed] == ["0 s", "59 s", "1 min", "2 h", "2 d"]

@@ -9,6 +9,7 @@ from phosd.cli import kernels, options
 from phosd.cli.client import ask, call
 from phosd.cli.settings import Settings, command
 from phosd.interface.methods import PROCESS
+from phosd.units import counted
 
 _LOOK_SECONDS = 0.5
 
@@ -88,7 +89,7 @@ def _of_process(settings: Settings, pid: int, seconds: int, names: tuple[str, ..
     told = 0
     while waiting := ask(settings, path, PROCESS, "AnalyseKernels"):
         if waiting != told and not settings.json:
-            settings.note(f"{waiting} kernels are still to be analysed")
+            settings.note(f"still to be analysed: {counted(waiting, 'kernel')}")
         told = waiting
         time.sleep(_LOOK_SECONDS)
     if told:

@@ -138,7 +138,8 @@ def _ask(settings: Settings, rows: list[dict[str, Any]]) -> None:
             "command with --yes",
         )
     size = human_bytes(sum(row["bytes"] for row in rows))
-    click.confirm(f"delete these {len(rows)} for good, {size} at most?", abort=True, err=True)
+    what = "this" if len(rows) == 1 else f"these {len(rows)}"
+    click.confirm(f"delete {what} for good, {size} at most?", abort=True, err=True)
 
 
 def _delete(settings: Settings, image: str) -> None:

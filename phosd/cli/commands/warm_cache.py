@@ -13,6 +13,7 @@ import click
 from phosd.cli.settings import Settings, command
 from phosd.client.errors import CommandError
 from phosd.client.text import human_bytes
+from phosd.units import counted
 
 if TYPE_CHECKING:
     from phosd.engine.kernels.analyser import Analyser
@@ -84,7 +85,7 @@ def warm_cache(
     if not settings.json:
         if not rows:
             names = ", ".join(f"sm_{each}" for each in wanted)
-            settings.note(f"there are no kernels for {names} in {len(found)} files")
+            settings.note(f"there are no kernels for {names} in {counted(len(found), 'file')}")
         settings.note(f"what is known of kernels takes {human_bytes(analyser.cache.size())}")
 
 
@@ -127,7 +128,7 @@ def _of_file(
             with lock:
                 kernels[number] = count
                 total = sum(kernels.values())
-            show(f"{file}: module {result.modules + 1}, {total} kernels so far")
+            show(f"{file}: module {result.modules + 1}, {counted(total, 'kernel')} so far")
 
         running.add(pool.submit(warm.warm, analyser, data, architecture, tell))
 

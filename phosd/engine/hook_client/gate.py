@@ -19,6 +19,7 @@ from phosd.engine.job.progress import Progress
 from phosd.engine.job.rollback import Undo
 from phosd.engine.system import stopped_state
 from phosd.errors import Busy, NoSuchProcess
+from phosd.units import counted
 
 DEADLINE = 10.0
 """Seconds to wait for a program to become idle; then its gates are opened again."""
@@ -167,7 +168,9 @@ def _why(states: dict[int, GateState]) -> str:
         if state.capturing:
             reasons.append(f"process {pid} is capturing a stream")
         elif state.busy:
-            reasons.append(f"process {pid} keeps its GPU busy, {state.waiting} threads held")
+            reasons.append(
+                f"process {pid} keeps its GPU busy, {counted(state.waiting, 'thread')} held"
+            )
     return "; ".join(reasons) or "calls into the driver did not return"
 
 

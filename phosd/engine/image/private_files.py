@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from phosd.errors import ImageCorrupt, NotAuthorized, OutOfSpace
+from phosd.units import human_bytes
 
 _PIECE = 16 << 20
 _READ = 1 << 20
@@ -63,7 +64,7 @@ def read_private(
         data = file.read(limit + 1)
     if len(data) > limit:
         raise ImageCorrupt(
-            f"{path} is larger than {limit} bytes", hint="phosd did not write it; delete it"
+            f"{path} is larger than {human_bytes(limit)}", hint="phosd did not write it; delete it"
         )
     return data
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from phosd.engine.image.manifest import Manifest
 from phosd.engine.image.usage import Usage, total_bytes
 from phosd.errors import OutOfSpace
+from phosd.units import human_bytes
 
 _MOST_NAMED = 5
 """How many images an error names at most."""
@@ -51,8 +52,8 @@ def require_within(
         return
     whose = "images and suspended programs" if suspended else "images"
     raise OutOfSpace(
-        f"the image takes about {_bytes(mine.size)}, but the {whose} of uid {mine.owner} take "
-        f"{_bytes(before)} of the {_bytes(quota)} that they may",
+        f"the image takes about {human_bytes(mine.size)}, but the {whose} of uid {mine.owner} take "
+        f"{human_bytes(before)} of the {human_bytes(quota)} that they may",
         hint=_what_to_delete(theirs, excess),
     )
 
@@ -65,8 +66,9 @@ def require_suspendable(quota: int, owner: int, size: int, before: int) -> None:
     if before + size <= quota:
         return
     raise OutOfSpace(
-        f"the program's data take about {_bytes(size)}, but the images and suspended programs of "
-        f"uid {owner} take {_bytes(before)} of the {_bytes(quota)} that they may",
+        f"the program's data take about {human_bytes(size)}, but the images and suspended "
+        f"programs of uid {owner} take {human_bytes(before)} of the {human_bytes(quota)} that "
+        "they may",
         hint="delete images (`phos rm`), resume or end a suspended program, or have the quota "
         "raised ([[limits]] in phosd.toml)",
     )
@@ -87,9 +89,5 @@ def _what_to_delete(images: Sequence[Manifest], excess: int) -> str:
     more = f" and {len(named) - _MOST_NAMED} more" if len(named) > _MOST_NAMED else ""
     return (
         f"delete {', '.join(named[:_MOST_NAMED])}{more} (`phos rm`), the oldest, which frees "
-        f"{_bytes(freed)}"
+        f"{human_bytes(freed)}"
     )
-
-
-def _bytes(count: int) -> str:
-    return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.2f} MB"

@@ -8,6 +8,7 @@ from pathlib import Path
 from phosd.engine.image import private_files
 from phosd.errors import Internal, NotAuthorized, PhosError, Timeout
 from phosd.portable import SIGNED_FOR, Head
+from phosd.units import human_bytes
 
 ALLOWED_SIGNERS = Path("/etc/phos/allowed_signers")
 _SECONDS = 60.0
@@ -83,7 +84,7 @@ def _require_signers(signers: Path, hint: str) -> None:
             hint="give the file to root, and let nobody else write to it",
         ) from error
     if size > _MOST_SIGNERS:
-        raise NotAuthorized(f"{signers} is larger than {_MOST_SIGNERS} bytes", hint=hint)
+        raise NotAuthorized(f"{signers} is larger than {human_bytes(_MOST_SIGNERS)}", hint=hint)
 
 
 def _name(user: int) -> str:

@@ -13,6 +13,7 @@ from phosd.engine.image.manifest import CHUNK
 from phosd.engine.image.packs import CAPACITY, RECORD, pack_count
 from phosd.engine.image.tier import Tier
 from phosd.errors import OutOfSpace
+from phosd.units import human_bytes
 
 _THREADS = 8
 
@@ -48,7 +49,7 @@ class SparePacks:
             return
         if anew > free:
             raise OutOfSpace(
-                f"{tier.path} has no room for {byte_count} bytes of device memory",
+                f"{tier.path} has no room for {human_bytes(byte_count)} of device memory",
                 hint="delete images (`phos rm`) or give the store a larger disk",
             )
         paths = [*small, *(tier.spare_path() for _ in range(missing - len(small)))]

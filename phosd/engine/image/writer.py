@@ -29,6 +29,7 @@ from phosd.engine.image.tier import MANIFEST, Tier
 from phosd.engine.image.usage import file_bytes, pack_bytes, pack_ends
 from phosd.engine.image.validate import check_manifest, valid_relative
 from phosd.errors import Internal, InvalidOption, OutOfSpace, Reason, Unsupported
+from phosd.units import human_bytes
 
 _SYNC_THREADS = 8
 _STAMP = "%Y%m%dT%H%M%S"
@@ -156,9 +157,9 @@ class ImageWriter:
             self._claimed += chunk_count * RECORD
             if self._room is None or self._claimed <= self._room:
                 return
-            what = f"image {self.id} has {self._claimed / 1e9:.2f} GB that no other image of uid"
+            what = f"image {self.id} has {human_bytes(self._claimed)} that no other image of uid"
             what += f" {self.owner} has, and the"
-            room = f"has room for {self._room / 1e9:.2f} GB"
+            room = f"has room for {human_bytes(self._room)}"
             if self.tier is not self._store.disk:
                 raise MemoryTierFull(f"{what} memory tier {room}", hint="it is tried on the disk")
             raise OutOfSpace(
@@ -232,8 +233,9 @@ class ImageWriter:
         text = sealed(self._store.key.packed, msgspec.json.encode(manifest))
         if len(text) > MAX_MANIFEST:
             raise Unsupported(
-                f"what the manifest of image {self.id} has to say takes {len(text)} bytes, more "
-                f"than the {MAX_MANIFEST} that are read",
+                f"what the manifest of image {self.id} has to say takes "
+                f"{human_bytes(len(text))}, more than the {human_bytes(MAX_MANIFEST)} that are "
+                "read",
                 hint="the program has too many open files, mappings or processes",
                 reason=Reason.TOO_LARGE,
             )

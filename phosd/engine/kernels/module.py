@@ -9,6 +9,7 @@ from typing import Self
 
 from phosd.engine.hook_client.code_images import MAX_BYTES, hash_of
 from phosd.errors import Unsupported
+from phosd.units import human_bytes
 
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
 
@@ -28,8 +29,8 @@ class Module:
             self.size = os.fstat(file).st_size
             if not 0 < self.size <= MAX_BYTES:
                 raise Unsupported(
-                    f"a module of {self.size} bytes is not analysed",
-                    hint=f"those of at most {MAX_BYTES} bytes are",
+                    f"a module of {human_bytes(self.size)} is not analysed",
+                    hint=f"those of at most {human_bytes(MAX_BYTES)} are",
                     reason="too-large",
                 )
             with mmap.mmap(file, self.size, prot=mmap.PROT_READ) as content:

@@ -26,6 +26,7 @@ from phosd.engine.memory.dump import MemoryDump
 from phosd.engine.memory.exported import ExportedBlock, if_alive, new_key
 from phosd.engine.mover.client.requests import DrainMap, DrainResult, DrainSource
 from phosd.errors import MisSpeculation, NoSuchProcess, OutOfMemory
+from phosd.units import counted
 
 _SLABS = 32
 """Pieces that the shadow memory of a device consists of, so that some can be freed early."""
@@ -157,8 +158,9 @@ class CowDrain(Undoing):
             progress.found_suspects(found.suspects, disproved=found.disproved)
             told = "the analysis of its machine code" if found.disproved else "its arguments say"
             raise MisSpeculation(
-                f"the program wrote {changed} chunks that phosd did not expect it to write",
-                hint=f"one of {len(found.suspects)} kernels writes more than {told}; "
+                f"the program wrote {counted(changed, 'chunk')} that phosd did not expect it to "
+                "write",
+                hint=f"one of {counted(len(found.suspects), 'kernel')} writes more than {told}; "
                 "use mode=recopy or mode=stop",
             )
         chunks = dict(self._shared)

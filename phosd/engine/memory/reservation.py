@@ -19,6 +19,7 @@ from phosd.engine.memory.exported import if_alive
 from phosd.engine.mover.client.mover import ROOM, Mover
 from phosd.engine.system.procfs import ProcessId
 from phosd.errors import Busy, OutOfMemory, PhosError
+from phosd.units import human_bytes
 
 _log = logging.getLogger(__name__)
 _LOOK_SECONDS = 0.05
@@ -34,8 +35,9 @@ def require_room(gpu: int, free: int) -> None:
     """
     if free < ROOM:
         raise OutOfMemory(
-            f"GPU {gpu} has {free >> 20} MiB of memory free, and the driver needs {ROOM >> 20} MiB"
-            " there to save a program and to bring it back, also one that does not use it",
+            f"GPU {gpu} has {human_bytes(free)} of memory free, and the driver needs "
+            f"{human_bytes(ROOM)} there to save a program and to bring it back, also one that "
+            "does not use it",
             hint="the program goes on unharmed; try again when another program has freed memory",
         )
 

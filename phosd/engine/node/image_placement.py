@@ -8,6 +8,7 @@ from phosd.engine.node.gpus import GpuInfo, divided
 from phosd.engine.node.placement import parse_pairs, require_undivided
 from phosd.engine.program.driver_checkpoint import GpuPairs
 from phosd.errors import GpuMismatch, OutOfMemory
+from phosd.units import counted, human_bytes
 
 
 @dataclass(frozen=True)
@@ -129,10 +130,10 @@ class _Search:
         known, here = len(self._manifest.host.gpus), len(self._here)
         if known > here:
             raise GpuMismatch(
-                f"image {self._manifest.id} was made on a machine with {known} GPUs, here"
-                f" {'are' if here > 1 else 'is'} {here}, and the driver restores a program only"
+                f"image {self._manifest.id} was made on a machine with {counted(known, 'GPU')}, "
+                f"here {'are' if here > 1 else 'is'} {here}, and the driver restores a program only"
                 " where there are as many, also if it saw fewer",
-                hint=f"restore it where there are {known} GPUs or more",
+                hint=f"restore it where there are {known} or more",
             )
 
     def placement(self) -> ImagePlacement:
@@ -210,11 +211,11 @@ class _Search:
 
     def _too_full(self, gpu: Gpu, candidates: Sequence[GpuInfo]) -> OutOfMemory:
         has = ", ".join(
-            f"GPU {each.ordinal} has {self._free(each) / 1e9:.1f} GB" for each in candidates
+            f"GPU {each.ordinal} has {human_bytes(self._free(each))}" for each in candidates
         )
         need = self._needs.get(gpu.ordinal, 0)
         return OutOfMemory(
-            f"{has} free, image {self._manifest.id} needs {need / 1e9:.1f} GB in place of GPU"
+            f"{has} free, image {self._manifest.id} needs {human_bytes(need)} in place of GPU"
             f" {gpu.ordinal}",
             hint="end or move what uses the GPU (`phos ps`)",
         )

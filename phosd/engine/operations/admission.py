@@ -16,6 +16,7 @@ from phosd.engine.program.tree import ProcessTree
 from phosd.engine.system import cuda, procfs
 from phosd.engine.system.host_memory import available_memory
 from phosd.errors import OutOfMemory, OutOfSpace
+from phosd.units import human_bytes
 
 _CONTEXT = 640 << 20
 """Bytes of one CUDA context (370-640 MB on an H200)."""
@@ -37,7 +38,7 @@ class SizeOrShare:
         return max(self.size, int(self.share * total))
 
     def __str__(self) -> str:
-        return f"{self.share * 100:g}%" if self.share else f"{self.size}"
+        return f"{self.share * 100:g}%" if self.share else human_bytes(self.size)
 
 
 @dataclass(frozen=True)
@@ -124,10 +125,10 @@ def require_room(node: Node, image: ExpectedSize, limits: DiskLimits = UNLIMITED
     room = _room(node, limits)
     if image.total > room:
         kept = limits.kept_free.of(node.store.disk_bytes())
-        least = f", of which {_gb(kept)} stay free (min_free)" if kept else ""
+        least = f", of which {human_bytes(kept)} stay free (min_free)" if kept else ""
         raise OutOfSpace(
-            f"the image needs about {_gb(image.total)}, {node.store.state} has"
-            f" {_gb(room + kept)} free{least}",
+            f"the image needs about {human_bytes(image.total)}, {node.store.state} has"
+            f" {human_bytes(room + kept)} free{least}",
             hint="delete images (`phos rm`), or put state_dir on a larger disk",
         )
 
@@ -137,8 +138,8 @@ def require_host_memory(wanted: int) -> None:
     available = available_memory()
     if wanted > available:
         raise OutOfMemory(
-            f"the driver needs about {_gb(wanted)} of host memory for the GPU state,"
-            f" {_gb(available)} are available",
+            f"the driver needs about {human_bytes(wanted)} of host memory for the GPU state,"
+            f" {human_bytes(available)} are available",
             hint="free host memory; under the hook (`phos run`) far less is needed",
         )
 
@@ -180,10 +181,6 @@ def _private_bytes(pid: int) -> int:
     return sum(int(fields[1]) * 1024 for fields in lines)
 
 
-def _gb(count: int) -> str:
-    return f"{count / 1e9:.1f} GB"
-
-
 def require_room_for_processes(manifest: Manifest) -> None:
     """Raise :class:`OutOfMemory` unless the host has room for another copy of what CRIU has saved,
     which would else be made at the cost of the program that runs.
@@ -192,8 +189,8 @@ def require_room_for_processes(manifest: Manifest) -> None:
     free = available_memory()
     if wanted + _SPARE > free:
         raise OutOfMemory(
-            f"the host has {_gb(free)} of memory available, the processes of the image need "
-            f"{_gb(wanted)}",
+            f"the host has {human_bytes(free)} of memory available, the processes of the image "
+            f"need {human_bytes(wanted)}",
             hint="end what uses it, or use a machine with more",
         )
 
@@ -209,7 +206,7 @@ def require_device_memory(node: Node, by_gpu: dict[int, int], what: str = "the i
         free, _ = node.movers.mover(gpu).free_memory()
         if wanted > free:
             raise OutOfMemory(
-                f"GPU {gpu} has {_gb(free)} free, {what} needs {_gb(wanted)}",
+                f"GPU {gpu} has {human_bytes(free)} free, {what} needs {human_bytes(wanted)}",
                 hint="end or move what uses the GPU (`phos ps`)",
             )
 

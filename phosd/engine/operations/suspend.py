@@ -48,6 +48,7 @@ from phosd.engine.system.host_memory import available_memory
 from phosd.engine.system.slurm_steps import kept_thawed
 from phosd.errors import InvalidOption, NotAuthorized, OutOfSpace, PhosError, Reason, Unsupported
 from phosd.interface import options as stated
+from phosd.units import human_bytes
 
 PLACES = ("memory", "disk")
 _SPARE = 1 / 16
@@ -295,7 +296,7 @@ def place_for(node: Node, wanted: str, size: int, contexts: int) -> str:
         if size <= _room(shelf, where, contexts):
             return where
     raise OutOfSpace(
-        f"there is no room for {size / 1e9:.1f} GB of device memory"
+        f"there is no room for {human_bytes(size)} of device memory"
         f" {'in memory or on the disk' if wanted == 'auto' else f'({wanted})'}",
         hint="free host memory, delete images (`phos rm`), or migrate it instead",
     )

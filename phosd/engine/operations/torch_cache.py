@@ -12,6 +12,7 @@ from phosd.engine.hook_client.link import HookLink, Release, ReleaseState
 from phosd.engine.job.progress import Progress
 from phosd.engine.program.group import CheckpointGroup, Member
 from phosd.errors import PhosError, Timeout
+from phosd.units import human_bytes
 
 TIMEOUT = 2.0
 """Seconds that all processes of a group have together. Only the main thread of a program can run
@@ -47,7 +48,7 @@ def release_cached(group: CheckpointGroup, progress: Progress) -> None:
         # Memory that the program allocates meanwhile reduces this figure.
         released = max(0, before - _device_bytes(group))
         progress.figures.released_bytes = released
-        progress.note(f"PyTorch released {released / 1e9:.2f} GB of cached device memory")
+        progress.note(f"PyTorch released {human_bytes(released)} of cached device memory")
     progress.check()
 
 

@@ -22,6 +22,7 @@ from phosd.engine.mover.client.ring import SOFTWARE_RING_BYTES
 from phosd.engine.program import driver_checkpoint, process
 from phosd.engine.recovery.account import Account
 from phosd.errors import Internal, PhosError
+from phosd.units import counted
 
 GuardedBlocks = Mapping[int, Mapping[int, int]]
 """The guarded memory of one process: a descriptor by GPU and block."""
@@ -75,7 +76,8 @@ def back_from_parking(
                 raise silent[0]
             if missing:
                 raise Internal(
-                    f"nobody holds the memory of {len(missing)} of its {len(found)} blocks",
+                    f"nobody holds the memory of {len(missing)} of its "
+                    f"{counted(len(found), 'block')}",
                     hint=f"it is lost: end process {pid} and restore its last image",
                 )
             kept = {block: fd for block, fd in found.items() if fd is not None}

@@ -15,6 +15,7 @@ from phosd.service.jobs.engine import Images
 from phosd.service.jobs.table import JobTable
 from phosd.service.tasks.periodic import Periodic
 from phosd.service.tasks.retention import Retention, in_use
+from phosd.units import human_bytes
 
 _DAY = 86_400.0
 _log = logging.getLogger(__name__)
@@ -127,6 +128,6 @@ class Maintenance:
                 _log.warning("packs could not be written anew: %s", error)
                 return
         if freed:
-            _log.info("packs were written anew, which gave back %d bytes", freed)
-            self._history.event(Event("compacted", "packs", f"{freed} bytes given back"))
+            _log.info("packs were written anew, which gave back %s", human_bytes(freed))
+            self._history.event(Event("compacted", "packs", f"{human_bytes(freed)} given back"))
             await self._inventory.refresh_images()

@@ -16,6 +16,7 @@ from phosd.service.history.history import History
 from phosd.service.jobs.engine import Images
 from phosd.service.jobs.table import JobTable
 from phosd.service.tasks.retention import in_use, last_good, old
+from phosd.units import age_text
 
 Age = Annotated[float, msgspec.Meta(ge=0, le=1e10)]
 _NEW = 60.0
@@ -144,4 +145,4 @@ def _stored(image: Manifest) -> int:
 
 
 def _age(now: float, made: int) -> str:
-    return f"it is {(now - made / 1e6) / 86_400:.1f} days old"
+    return f"it is {age_text(now - made / 1e6)} old"

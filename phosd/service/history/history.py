@@ -21,6 +21,7 @@ from phosd.service.history.events import Event, Severity
 from phosd.service.history.suspects import Suspects
 from phosd.service.jobs.schedule import Schedule
 from phosd.service.jobs.table import Job
+from phosd.units import counted
 
 _REMEMBERED = 8
 """Checkpoints of a process that the choice of its next mode is based on. A mode that failed is
@@ -347,7 +348,9 @@ class History:
         row = {"id": image, "crashes": count}
         self._database.record(lambda db: db["images"].upsert(row, pk="id"))
         if count and told:
-            text = f"the program has crashed soon after its restore, {count} times in a row"
+            text = (
+                f"the program has crashed soon after its restore, {counted(count, 'time')} in a row"
+            )
             self.event(Event("crash", image, text, Severity.WARNING, owner))
 
     def crashes(self) -> dict[str, int]:

@@ -14,6 +14,7 @@ from phosd.service.jobs import job_log
 from phosd.service.jobs.job import DrainFigures, Job, JobState, Outcome, Task
 from phosd.service.jobs.limits import MOST_JOBS, JobLimits, in_turn
 from phosd.service.jobs.listener import Listener, Notifier
+from phosd.units import counted
 
 __all__ = ["DrainFigures", "Job", "JobState", "JobTable", "Listener", "Outcome", "Task"]
 
@@ -199,11 +200,13 @@ class JobTable:
         own = [job.task.gpus for job in running if job.task.owner == task.owner != ROOT]
         if task.gpus & reserved or not self._limits.have_room(task.gpus, gpus):
             raise _NoSlot(
-                f"{len(running)} jobs run already", hint="wait until one has ended (`phos jobs`)"
+                f"so many jobs may run at once as run already: {len(running)}",
+                hint="wait until one has ended (`phos jobs`)",
             )
         if not self._limits.have_room(task.gpus, gpus, own):
             raise _NoShare(
-                f"{len(own)} jobs of uid {task.owner} run already, and others may want to begin",
+                f"uid {task.owner} has {counted(len(own), 'running job')}, and others may want to "
+                "begin one",
                 hint="wait until one has ended (`phos jobs`)",
             )
 
@@ -218,8 +221,8 @@ class JobTable:
         idle = [job for job in runs if job.progress.idle and job.task.owner == owner]
         if len(idle) >= IDLE:
             raise Busy(
-                f"{len(idle)} jobs of uid {owner} hold programs, or wait for file systems that do "
-                "not answer",
+                f"{counted(len(idle), 'job')} of uid {owner} hold programs, or wait for file "
+                "systems that do not answer",
                 hint="let the programs go on (`phos continue`); bring the file systems back, or "
                 "unmount them by force (umount -f)",
             )
@@ -233,7 +236,7 @@ class JobTable:
         waiting = sum(self._jobs[number].task.owner == owner for number in self._waiting)
         if waiting >= WAITING:
             raise Busy(
-                f"{waiting} jobs of uid {owner} wait already",
+                f"uid {owner} has {counted(waiting, 'waiting job')} already",
                 hint="wait until one has begun, or cancel one (`phos jobs --cancel`)",
             )
 

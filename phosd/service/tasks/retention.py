@@ -14,6 +14,7 @@ from phosd.service.jobs.engine import Images
 from phosd.service.jobs.job import Job
 from phosd.service.jobs.limits import UserLimits, limits_of
 from phosd.service.process_identity import key_of, process_key
+from phosd.units import counted, human_bytes
 
 _DAY = 86_400.0
 _log = logging.getLogger(__name__)
@@ -41,10 +42,13 @@ def due(
             and image.name
             and of_program[image.name] >= limits.keep_each
         ):
-            gone[image.id] = f"{limits.keep_each} newer ones of {image.name} are kept (keep_each)"
+            newer_ones = counted(
+                limits.keep_each, f"newer one of {image.name} is", f"newer ones of {image.name} are"
+            )
+            gone[image.id] = f"{newer_ones} kept (keep_each)"
         of_program[image.name] += image.id not in damaged
         if limits.keep is not None and newer >= limits.keep:
-            gone[image.id] = f"{limits.keep} newer ones are kept (keep)"
+            gone[image.id] = f"{counted(limits.keep, 'newer one is', 'newer ones are')} kept (keep)"
         newer += image.id not in damaged
         days = (now - _created(image)) / _DAY
         if limits.keep_days is not None and days > limits.keep_days:
@@ -59,7 +63,8 @@ def due(
         if image.id in reasons or image.id in kept:
             continue
         reasons[image.id] = (
-            f"images take {usage.total} bytes, {limits.keep_bytes} are kept (keep_bytes)"
+            f"images take {human_bytes(usage.total)}, {human_bytes(limits.keep_bytes)} are kept "
+            "(keep_bytes)"
         )
         usage.remove(image.id)
     return reasons

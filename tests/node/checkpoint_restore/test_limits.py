@@ -21,7 +21,7 @@ def of_all(quota: int) -> DiskLimits:
 @pytest.mark.parametrize(
     ("limits", "message"),
     [
-        (of_all(1 << 20), r"the images of uid 0 take 0.00 MB of the 1.05 MB that they may"),
+        (of_all(1 << 20), r"the images of uid 0 take 0 B of the 1\.0 MiB that they may"),
         (DiskLimits(SizeOrShare(size=1 << 60)), r"of which .* stay free \(min_free\)"),
         (DiskLimits(SizeOrShare(share=0.9999)), r"of which .* stay free \(min_free\)"),
     ],

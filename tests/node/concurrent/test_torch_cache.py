@@ -21,6 +21,7 @@ from phosd.engine.operations.checkpoint import CheckpointOptions, checkpoint
 from phosd.engine.operations.torch_cache import TIMEOUT
 from phosd.engine.system.native import softgpu_folder
 from phosd.errors import InvalidOption
+from phosd.units import human_bytes
 from tests.node.checkpoint_restore.cycle import AFTER, bring_back, check, computed_right
 from tests.node.concurrent.conftest import Starter, Undisturbed
 from tests.node.concurrent.watch import watched
@@ -71,7 +72,9 @@ def test_cached_memory_is_not_saved(
     assert EMPTIED not in target.log.read_bytes(), "nobody has asked for it"
     manifest, progress = save(node, target, mode)
     assert saved(before) - saved(manifest) == CACHED
-    assert about_cache(progress) == ["PyTorch released 0.03 GB of cached device memory"]
+    assert about_cache(progress) == [
+        f"PyTorch released {human_bytes(CACHED)} of cached device memory"
+    ]
     assert progress.figures.released_bytes == CACHED
     target.more_steps(AFTER)
     target.kill()
@@ -79,7 +82,7 @@ def test_cached_memory_is_not_saved(
     check(bring_back(node, target, manifest.id), original, undisturbed("caching"))
     again, progress = save(node, target, mode)
     assert saved(again) == saved(manifest)
-    assert about_cache(progress) == ["PyTorch released 0.00 GB of cached device memory"]
+    assert about_cache(progress) == ["PyTorch released 0 B of cached device memory"]
 
 
 @pytest.mark.parametrize(

@@ -318,7 +318,7 @@ def test_an_id_that_is_none_reaches_no_path(store: Store, name: str) -> None:
 def test_a_huge_manifest_is_not_read(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     manifest = publish(store, CONTENT)
     monkeypatch.setattr(reader_module, "MAX_MANIFEST", 100)
-    with pytest.raises(ImageCorrupt, match="larger than 100 bytes"):
+    with pytest.raises(ImageCorrupt, match="larger than 100 B"):
         store.get(manifest.id)
 
 
@@ -327,7 +327,7 @@ def test_a_manifest_that_could_not_be_read_is_not_published(
 ) -> None:
     """While an image cannot be read, nothing in the store can be freed."""
     monkeypatch.setattr(writer_module, "MAX_MANIFEST", 100)
-    with pytest.raises(Unsupported, match="more than the 100 that are read"):
+    with pytest.raises(Unsupported, match="more than the 100 B that are read"):
         publish(store, CONTENT)
     assert store.list() == []
 

@@ -173,7 +173,7 @@ def test_too_little_memory(
     node.movers.mover(1)  # which itself would find no memory
     neighbour = start("greedy", hooked=False, extra={"CUDA_VISIBLE_DEVICES": "1"})
     wait_until(lambda: b"took" in neighbour.log.read_bytes(), "the neighbour to have it all")
-    refused(OutOfMemory, r"GPU 1 has 0\.0 GB free", moving(node, single, "1"))
+    refused(OutOfMemory, r"GPU 1 has .* free", moving(node, single, "1"))
     computes_right(single, undisturbed)
     assert neighbour.process.poll() is None
     neighbour.kill()

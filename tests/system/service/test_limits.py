@@ -166,7 +166,7 @@ def test_one_user_cannot_fill_the_queue() -> None:
         table = JobTable(Witness().listener(), limits=JobLimits(jobs=1))
         for number in range(1 + WAITING):
             table.submit(work.task(f"{number}", owner=7), accept)
-        with pytest.raises(Busy, match="16 jobs of uid 7 wait already"):
+        with pytest.raises(Busy, match="uid 7 has 16 waiting jobs already"):
             table.submit(work.task("more", owner=7), accept)
         assert table.submit(work.task("mine", owner=8), accept).position == 1
         await table.close()

@@ -72,7 +72,7 @@ def test_so_many_are_kept_of_each_program_that_has_a_name() -> None:
     ]
     assert "".join(due(images, UserLimits(keep_each=1), (), (), NOW)) == "abc"
     reasons = due(images, UserLimits(keep_each=1), ("a",), ("f",), NOW)
-    assert reasons == {"b": "1 newer ones of y are kept (keep_each)"}
+    assert reasons == {"b": "1 newer one of y is kept (keep_each)"}
     assert "".join(due(images, UserLimits(keep_each=2), (), (), NOW)) == "a"
 
 
@@ -99,7 +99,7 @@ def test_the_reason_says_which_limit_it_was() -> None:
     assert due(images, limits, (), (), NOW) == {
         "a": "it is 9.0 days old, 7 are kept (keep_days)",
         "b": "2 newer ones are kept (keep)",
-        "c": f"images take {2 * CHUNK} bytes, {CHUNK} are kept (keep_bytes)",
+        "c": "images take 4.0 MiB, 2.0 MiB are kept (keep_bytes)",
     }
 
 
@@ -165,7 +165,7 @@ def test_every_deletion_is_an_event_with_its_reason(tmp_path: Path) -> None:
         ("image-deleted", "c"),
         ("image-deleted", "f"),
     ]
-    assert events[0]["text"] == "1 newer ones are kept (keep)"
+    assert events[0]["text"] == "1 newer one is kept (keep)"
     history.close()
 
 

@@ -141,7 +141,7 @@ def test_a_disk_that_is_too_small(
     needs(monkeypatch, cpu=1000, gpu=free // 2)
     assert check_space(node, group, "stop").gpu == free // 2
     needs(monkeypatch, cpu=free // 2 + 1000, gpu=free // 2)
-    with pytest.raises(OutOfSpace, match=r"needs about .* GB") as raised:
+    with pytest.raises(OutOfSpace, match=r"needs about .* GiB") as raised:
         check_space(node, group, "stop")
     assert str(node.store.state) in str(raised.value)
 
@@ -152,7 +152,7 @@ def test_what_other_images_have_needs_no_room(
     """How much of it they have is known later, and held against the room again."""
     monkeypatch.setattr(node.store, "free_bytes", lambda: admission._SPARE + 3 * RECORD)
     needs(monkeypatch, gpu=4 * RECORD)
-    with pytest.raises(OutOfSpace, match=r"needs about 0\.1 GB"):
+    with pytest.raises(OutOfSpace, match=r"needs about \d+\.\d MiB"):
         check_space(node, group, "stop")
     publish(node.store, bytes(CHUNK) + b"\1" * CHUNK, owner=1000)
     assert check_space(node, group, "stop").room == 3 * RECORD
@@ -160,7 +160,7 @@ def test_what_other_images_have_needs_no_room(
         writer.claim(4)
         writer.limit(6 * RECORD)
         writer.claim(2)
-        with pytest.raises(OutOfSpace, match=r"has 0\.01 GB that no other image"):
+        with pytest.raises(OutOfSpace, match=r"has \d+\.\d MiB that no other image"):
             writer.claim(1)
 
 

@@ -54,7 +54,7 @@ def test_it_is_asked_for_once_and_then_looked_at(runtime: Path) -> None:
         return Answer(release(Release.RELEASED if len(seen) == 4 else Release.ASKED))
 
     said = notes(runtime, script, 3 * GB, GB)
-    assert said == ["PyTorch released 2.00 GB of cached device memory"]
+    assert said == ["PyTorch released 1.9 GiB of cached device memory"]
     assert seen == [ASK, TELL, TELL, TELL]
 
 

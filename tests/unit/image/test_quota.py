@@ -68,8 +68,8 @@ def test_an_image_beyond_the_quota_is_refused_and_told_what_to_delete(store: Sto
         with pytest.raises(OutOfSpace) as caught:
             writer.reserve(CHUNK)
         assert str(caught.value) == (
-            "the image takes about 2.10 MB, but the images of uid 7 take 4.21 MB of the 4.21 MB "
-            f"that they may; delete {first.id} (`phos rm`), the oldest, which frees 2.11 MB"
+            "the image takes about 2.0 MiB, but the images of uid 7 take 4.0 MiB of the 4.0 MiB "
+            f"that they may; delete {first.id} (`phos rm`), the oldest, which frees 2.0 MiB"
         )
         with pytest.raises(OutOfSpace, match=f"delete {first.id}, {second.id} "):
             writer.reserve(2 * CHUNK + FILES)

@@ -277,7 +277,7 @@ def test_so_many_jobs_of_a_user_wait_and_no_more() -> None:
         table.submit(task(until_cancelled, "process 1"), accept)
         for _ in range(WAITING):
             table.submit(waiting(nothing, "process 1", owner=5), accept)
-        with pytest.raises(Busy, match=f"{WAITING} jobs of uid 5 wait already"):
+        with pytest.raises(Busy, match=f"uid 5 has {WAITING} waiting jobs already"):
             table.submit(waiting(nothing, "process 1", owner=5), accept)
         table.submit(waiting(nothing, "process 1", owner=6), accept)
         await table.close()

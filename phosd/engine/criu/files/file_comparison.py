@@ -22,6 +22,7 @@ from phosd.engine.image.cpu_manifest import (
     OpenFile,
     WrittenFile,
 )
+from phosd.units import human_bytes
 
 _STEP = 1 << 20
 
@@ -178,7 +179,10 @@ def _compare(
     if policy is Policy.CUT:
         return "", True
     grown = now.st_size - file.size
-    return f"{file.path} has grown by {grown} bytes (files=cut cuts it, keeping them beside)", False
+    return (
+        f"{file.path} has grown by {human_bytes(grown)} (files=cut cuts it, keeping them beside)",
+        False,
+    )
 
 
 def _examine_memory(file: MemoryFile) -> str:

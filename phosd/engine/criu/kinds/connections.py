@@ -41,6 +41,7 @@ from phosd.engine.system.foreign_descriptor import duplicate
 from phosd.engine.system.procfs import Descriptor
 from phosd.engine.system.tcp import State, TcpSocket, tcp_sockets
 from phosd.errors import Busy, Reason, Unsupported
+from phosd.units import human_bytes
 
 _SO_PEEK_OFF = 42
 """``asm-generic/socket.h``"""
@@ -194,7 +195,7 @@ def _unread(end: socket.socket, most: int) -> bytes:
     waiting = _number(end, _WAITING)
     if waiting > most:
         raise Unsupported(
-            f"more than {MOST_UNREAD >> 20} MiB wait in the TCP connections within the program",
+            f"more than {human_bytes(MOST_UNREAD)} wait in the TCP connections within the program",
             hint="the program goes on; try again when it has received more of them",
             reason=Reason.UNREAD_DATA,
         )

@@ -22,6 +22,7 @@ from phosd.engine.system.file_status import LOCAL, known_status
 from phosd.engine.system.mounts import kind_at, memory_devices
 from phosd.engine.system.procfs import Mapping
 from phosd.errors import ImageCorrupt
+from phosd.units import human_bytes
 
 NOT_ON_DISK = ("/dev/", "/memfd:", "/anon_hugepage", "/SYSV")
 """Prefixes of mapped paths that are not files on disk."""
@@ -113,7 +114,7 @@ def _not_savable(mappings: Iterable[Mapping], owner: Owner) -> Iterator[str]:
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # unmapped meanwhile
             file = known_status(mapping.link)
             if file.st_size > MOST_WRITTEN:
-                yield f"{where}, which has more than {MOST_WRITTEN >> 30} GiB"
+                yield f"{where}, which has more than {human_bytes(MOST_WRITTEN)}"
             elif not savable(file, owner):
                 yield f"{where}, which is not its owner's own to read and write"
             elif not is_local(mapping):

@@ -24,6 +24,7 @@ from phosd.engine.program.locked import locked
 from phosd.engine.program.process import is_gpu_process
 from phosd.engine.program.tree import scan
 from phosd.errors import Busy
+from phosd.units import counted
 
 _TOLD = 5
 """Files that are told, at most, of those that are left out."""
@@ -138,7 +139,7 @@ class Attempt:
         for path in left[:_TOLD]:
             self.progress.note(f"{path} is not saved with the image: it is too large")
         if len(left) > _TOLD:
-            self.progress.note(f"nor are {len(left) - _TOLD} other files")
+            self.progress.note(f"nor is what {counted(len(left) - _TOLD, 'other file')} had")
 
     def _inherited(self) -> InheritedDevices | None:
         """Look at the devices of a running program that will not answer when it stands still.

@@ -18,6 +18,7 @@ from phosd.engine.operations.checkpoint.options import CheckpointOptions
 from phosd.engine.program.discovery import discover_group
 from phosd.engine.program.group import CheckpointGroup
 from phosd.errors import OutOfSpace, PhosError
+from phosd.units import human_bytes
 
 
 def try_checkpoint(
@@ -69,7 +70,7 @@ def _mode_and_room(node: Node, group: CheckpointGroup, options: CheckpointOption
             # Not before: it takes a mover, which takes some of the GPU.
             to_store = bytes_to_store(node, group)
             needs = check_space(node, group, choice.mode, options.limits, to_store)
-        return f"about {(needs.cpu + needs.gpu) / 1e9:.1f} GB"
+        return f"about {human_bytes(needs.cpu + needs.gpu)}"
 
     why = f"{choice.mode}: {choice.why}" if choice.why else choice.mode
     return [Finding("mode", found=why), *findings([("memory and disk", room)])]

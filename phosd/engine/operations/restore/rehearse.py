@@ -31,6 +31,7 @@ from phosd.engine.operations.restore.image_gpus import place
 from phosd.engine.operations.restore.load import device_bytes, loaded
 from phosd.engine.operations.restore.options import Files
 from phosd.errors import Internal, OutOfMemory
+from phosd.units import counted, human_bytes
 
 
 class RehearseOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -76,7 +77,8 @@ def rehearse(node: Node, image_id: str, options: RehearseOptions, progress: Prog
             rehearsal.require_possible()
             criu_restore.rehearse_tree(node.criu, rehearsal, image_id, progress)
         progress.note(
-            f"{len(manifest.processes)} processes were made, and ended before anything of them ran"
+            f"{counted(len(manifest.processes), 'process', 'processes')} began, and ended before "
+            "anything of the program ran"
         )
         progress.note("not rehearsed: the driver's restore of contexts" + _connections(trees))
         progress.finish()
@@ -112,7 +114,7 @@ def _load(node: Node, image: Image, progress: Progress) -> None:
         return
     size = image.manifest.device_bytes
     if size:  # in mode driver it is in CRIU's files
-        progress.note(f"{size} bytes of device memory were loaded, and hashed on the GPU")
+        progress.note(f"{human_bytes(size)} of device memory were loaded, and hashed on the GPU")
 
 
 def _connections(trees: list[SavedTree]) -> str:

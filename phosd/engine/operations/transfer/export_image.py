@@ -30,6 +30,7 @@ from phosd.engine.job.progress import Progress
 from phosd.engine.operations.transfer.caller_stream import CallerStream
 from phosd.errors import ImageCorrupt, Internal, Reason, Unsupported
 from phosd.portable import ALIVE, DONE, MAX_MANIFEST, Chunk, Head, map_bytes, mapped
+from phosd.units import human_bytes
 
 _THREADS = min(16, os.cpu_count() or 1)
 _AHEAD = 2 * _THREADS
@@ -51,8 +52,8 @@ def export_image(store: Store, image_id: str, stream: CallerStream, progress: Pr
         head = Head(found.packed)
         if len(head.manifest) > MAX_MANIFEST:
             raise Unsupported(
-                f"the manifest of image {image_id} would take {len(head.manifest)} bytes "
-                f"elsewhere, more than the {MAX_MANIFEST} that are read there",
+                f"the manifest of image {image_id} would take {human_bytes(len(head.manifest))} "
+                f"elsewhere, more than the {human_bytes(MAX_MANIFEST)} that are read there",
                 hint="the program has too many blocks, files or processes",
                 reason=Reason.TOO_LARGE,
             )
