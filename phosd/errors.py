@@ -128,6 +128,11 @@ class PhosError(Exception):
     newer phosd), empty where there is none.
     """
 
+    details: tuple[str, ...] = ()
+    """What a program that phosd ran has said, line by line: for the notes of a job, since it is too
+    much for a message.
+    """
+
     def __init__(self, what: str, hint: str = "", *, reason: str = "") -> None:
         super().__init__(f"{what}; {hint}" if hint else what)
         self.what = what

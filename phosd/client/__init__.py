@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from phosd.client.sync_client import Client
     from phosd.client.sync_job import JobHandle
 else:
-    __getattr__ = lazily(
+    __getattr__, __dir__ = lazily(
         __name__,
         {
             "sync_client": ("Client",),

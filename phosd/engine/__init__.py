@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from phosd.engine.recovery.account import Account
     from phosd.engine.recovery.rescue import bring_back
 else:
-    __getattr__ = lazily(
+    __getattr__, __dir__ = lazily(
         __name__,
         {
             "image.manifest": ("Manifest",),

@@ -141,14 +141,16 @@ def run(
     resuming = resuming or step is not None
     if not saves and (grace is not None or in_memory):
         raise click.UsageError("--grace and --in-memory are about saving; give --on-term=save, too")
-    variables = environment(settings, gpu, runtime_dir, managed)
-    variables.pop(VARIABLE, None)
     with contextlib.ExitStack() as stack:
         if step is not None:
-            variables.pop(_OF_SLURM)  # what the program itself starts is a part of it
             name = stack.enter_context(step.part_of_job(name, words, settings))
         if name is not None:
             stack.enter_context(only_one(name))
+        # It tells what the program gets: not before it is known that there will be one.
+        variables = environment(settings, gpu, runtime_dir, managed)
+        for ours in (VARIABLE, _OF_SLURM):  # what the program itself starts is a part of it
+            variables.pop(ours, None)
+        if name is not None:
             variables[VARIABLE] = name
         if keep_files:
             variables |= _declared(keep_files)

@@ -307,6 +307,7 @@ class JobTable:
             job.outcome = await loop.run_in_executor(self._threads, work)
         except PhosError as caught:
             error = caught
+            job.progress.notes += caught.details
         except Exception as caught:
             _log.exception("job %d (%s) failed", job.number, job.task.operation)
             error = Internal(

@@ -353,10 +353,14 @@ def test_a_rehearsal_is_remembered_and_its_failure_told(service: Service) -> Non
     assert service.get(path, "Image1", "RehearsalError") == '""'
 
     def fail(progress: Progress) -> None:
-        raise Internal("criu restore failed", hint="read its log")
+        error = Internal("criu restore failed", hint="read its log")
+        error.details = ("what it said",)
+        raise error
 
     service.engine.act = fail
-    wait_for(service, service.start("VerifyImage", "sa{sv}", "i", *options), "failed")
+    job = service.start("VerifyImage", "sa{sv}", "i", *options)
+    wait_for(service, job, "failed")
+    assert service.get(job, "Job1", "Notes") == '1 "what it said"'
     said = "criu restore failed; read its log"
     wait_until(lambda: service.get(path, "Image1", "RehearsalError") == f'"{said}"', "the note")
     assert service.get(path, "Image1", "Verified") == "0", "nobody says that it is damaged"

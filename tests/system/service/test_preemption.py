@@ -183,6 +183,7 @@ def test_what_is_in_the_way_of_going_on(bus: str, tmp_path: Path) -> None:
         third = line.start()
         assert third.wait(60) == 5
         assert f"bert runs already: process {pid}" in line.said
+        assert line.said.count("the software GPU") <= 1, "told by the one that started it"
         (shown,) = [row for row in phos(bus, tmp_path, "ps") if row["pid"] == pid]
         assert shown["name"] == "bert"
         phos(bus, tmp_path, "checkpoint", str(pid), "--end")

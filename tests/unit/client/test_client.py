@@ -152,3 +152,9 @@ def test_nothing_is_given_to_a_loop_that_closes() -> None:
     finally:
         held.set()
         closing.join()
+
+
+def test_a_shell_completes_what_is_exported() -> None:
+    shown = {name for name in dir(phosd.client) if not name.startswith("__")}
+    assert shown == set(phosd.client.__all__)
+    assert {"__all__", "__doc__"} <= set(dir(phosd.client))

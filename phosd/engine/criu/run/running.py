@@ -40,6 +40,10 @@ _HINTS = (
 )
 
 
+_PLACE = re.compile(r"^(?:\s*\d+: )?Error \([^)]*\): ")
+"""Where in its source CRIU met an error."""
+
+
 class Running:
     """A running CRIU. Leaving the context before its end kills it."""
 
@@ -62,7 +66,7 @@ class Running:
     ) -> None:
         """Wait until CRIU has ended, for at most ``deadline`` seconds. Answers ``script``.
 
-        Raises :class:`Internal` with CRIU's last error lines, :class:`Timeout`, and
+        Raises :class:`Internal` with the first of CRIU's last errors, :class:`Timeout`, and
         :class:`Cancelled`; and what the script's action, or ``watch`` in the meantime, raised.
         """
         began = time.monotonic()
@@ -202,9 +206,13 @@ class Running:
         errors = [re.sub(r"^\(\d+\.\d+\)\s*", "", x) for x in text.splitlines() if "Error" in x]
         # Root without CAP_SYS_RESOURCE always gets this error, which is harmless.
         errors = [line for line in errors if "RLIMIT_NOFILE for self" not in line]
-        shown = errors[-6:] or said.strip().splitlines()[-3:] or ["it said nothing"]
+        shown = errors[-6:] or said.strip().splitlines()[-3:]
         hint = next((hint for text, hint in _HINTS if any(text in line for line in shown)), "")
-        return Internal(
-            f"criu {self._action} failed (it returned {code}): " + " | ".join(shown),
-            hint=hint or "`phos doctor` checks CRIU on this machine",
+        # What comes after the first error follows from it.
+        cause = _PLACE.sub("", shown[0]) if shown else f"it returned {code}, and said nothing"
+        error = Internal(
+            f"{cause} (criu {self._action} failed)",
+            hint=hint or "`phos jobs JOB` shows all that CRIU said; `phos doctor` checks CRIU here",
         )
+        error.details = tuple(f"criu {self._action}: {line}" for line in shown)
+        return error
