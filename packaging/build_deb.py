@@ -213,9 +213,8 @@ def add_programs(root: Path) -> None:
 
 def add_for_others(root: Path) -> None:
     """Add what C programs include, and what Prometheus and Grafana are given."""
-    for pattern, place in FOR_OTHERS:
-        for path in ROOT.glob(pattern):
-            put(root / place / path.name, path.read_bytes())
+    for place, path in [(place, path) for found, place in FOR_OTHERS for path in ROOT.glob(found)]:
+        put(root / place / path.name, path.read_bytes())
 
 
 def add_units(root: Path) -> dict[str, str]:
