@@ -18,9 +18,9 @@ import click
 from click.shell_completion import get_completion_class
 
 from phosd import __version__
+from phosd.cli.command import arguments
 from phosd.cli.main import GROUPS, named
 from phosd.cli.main import main as phos
-from phosd.cli.settings import arguments
 from phosd.interface.methods import INTERFACES
 from phosd.service.api.describe import document
 from phosd.service.main import parser as phosd_parser

@@ -24,7 +24,7 @@ from phosd.client.text import human_bytes, plain
 from phosd.client.users import user_name
 from phosd.engine.image.name import valid_name
 from phosd.engine.program.name import names_of_user
-from phosd.interface.methods import IMAGE
+from phosd.interface.methods import IMAGE, PROCESS
 
 LATEST = "latest"
 """Names the caller's newest image, or of the only user whose images the caller may see."""
@@ -79,7 +79,8 @@ class Pid(_Named):
         text = str(value)
         user, _, name = text.rpartition("/")
         if valid_name(name):
-            if (pid := running(name, _user_id(user) if user else None)) is None:
+            settings = ctx.find_object(Settings) if ctx else None
+            if (pid := _running(settings or Settings(), user, name)) is None:
                 whose = user or "yours"
                 raise CommandError(
                     "NoSuchProcess",
@@ -277,6 +278,25 @@ def _numbered(images: Sequence[Properties], owners: set[int], name: str, number:
             "NoSuchImage", f"there is no image {name}@{number}; the newest are {known}"
         )
     return own[int(number)]
+
+
+def _running(settings: Settings, user: str, name: str) -> int | None:
+    """Return the first process of a user's program with this name; None if none runs. Without a
+    user it is the caller's; on another node, where callers may have another id, anybody's that the
+    caller may see, if it is one user's only.
+    """
+    if not settings.node:
+        return running(name, _user_id(user) if user else None)
+    found = [
+        each for each in objects(settings, PROCESS, "ListProcesses") if each.get("Name") == name
+    ]
+    if user:
+        found = [each for each in found if each["User"] == _user_id(user)]
+    if len({each["User"] for each in found}) > 1:
+        raise CommandError(
+            "InvalidOption", f"several users have a program named {name}; say whose, as ann/{name}"
+        )
+    return min((int(each["Pid"]) for each in found), default=None)
 
 
 def _user_id(user: str) -> int:

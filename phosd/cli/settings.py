@@ -2,7 +2,6 @@
 
 import functools
 import json
-import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,10 +12,13 @@ from click.core import ParameterSource
 
 from phosd.client.errors import CommandError, Exit, in_words
 from phosd.client.text import plain
+from phosd.errors import InvalidOption
 
 # Every command imports this module; only some draw tables.
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from phosd.client.over_ssh import Tunnel
 
 _PIPE_WIDTH = 10_000
 _ENDS_ALL = ("NoDaemon", "NoBus", "Cancelled")
@@ -30,6 +32,27 @@ class Settings:
     bus: str = "system"
     json: bool = False
     color: bool = True
+    nodes: tuple[str, ...] = ()
+    """Other nodes on which the command is to work; without any it is this machine."""
+    tunnel: "Tunnel | None" = None
+
+    @property
+    def node(self) -> str:
+        """The one other node; empty: this machine."""
+        return self.nodes[0] if self.nodes else ""
+
+    def reach(self, tunnel: "Tunnel") -> None:
+        """From now on phosd is the one of another node."""
+        self.tunnel, self.bus = tunnel, tunnel.address
+
+    def error_of(self, caught: Exception) -> CommandError:
+        """Translate an exception; an unknown one is raised again."""
+        if self.tunnel is None:
+            return in_words(caught, self.bus)
+        error = in_words(caught, "system")
+        if error.code == "NoBus":
+            return in_words(self.tunnel.why_not(), self.bus)
+        return CommandError(error.code, f"{self.node}: {error}", error.reason)
 
     @functools.cached_property
     def out(self) -> "Console":
@@ -132,7 +155,7 @@ class Settings:
             try:
                 do(thing)
             except Exception as caught:
-                error = in_words(caught, self.bus)
+                error = self.error_of(caught)
                 if error.code in _ENDS_ALL:
                     raise error from caught
                 failed[thing] = error
@@ -160,8 +183,27 @@ def _set(name: str, value_of: Callable[[Any], Any]) -> Callable[..., None]:
     return callback
 
 
+def _reach(context: click.Context, _: click.Parameter, nodes: tuple[str, ...]) -> None:
+    """Open the way to another node, before the command looks anything up there."""
+    if not nodes:
+        return
+    from phosd.client.over_ssh import Tunnel, require_node
+
+    settings = context.ensure_object(Settings)
+    settings.nodes = tuple(dict.fromkeys((*settings.nodes, *nodes)))
+    try:
+        for node in settings.nodes:
+            require_node(node)
+    except InvalidOption as error:
+        raise in_words(error, "") from error
+    if len(settings.nodes) == 1:
+        settings.reach(context.with_resource(Tunnel(settings.node)))
+
+
 def shared_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add ``--bus``, ``--json`` and ``--no-color``, before or after the command's name."""
+    """Add ``--bus``, ``--host``, ``--json`` and ``--no-color``, before or after the command's
+    name.
+    """
     decorators = (
         click.option(
             "--bus",
@@ -170,6 +212,16 @@ def shared_options(command: Callable[..., Any]) -> Callable[..., Any]:
             expose_value=False,
             callback=_set("bus", str),
             help="The bus that phosd is on (default: system; or PHOS_BUS).",
+        ),
+        click.option(
+            "--host",
+            "-H",
+            metavar="NODE",
+            multiple=True,
+            is_eager=True,
+            expose_value=False,
+            callback=_reach,
+            help="Another node, as ssh names it; several for a list.",
         ),
         click.option(
             "--json",
@@ -188,47 +240,3 @@ def shared_options(command: Callable[..., Any]) -> Callable[..., Any]:
         ),
     )
     return functools.reduce(lambda inner, decorate: decorate(inner), reversed(decorators), command)
-
-
-def arguments(command: click.Command) -> list[tuple[str, str]]:
-    """Return the arguments of a command whose kinds say what may be written for them, with that."""
-    found = [each for each in command.params if isinstance(each, click.Argument)]
-    told = [(each.human_readable_name, getattr(each.type, "told", "")) for each in found]
-    return [(name, text) for name, text in told if text]
-
-
-class _Command(click.Command):
-    """A command whose help also says what may be written for its arguments."""
-
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        if told := arguments(self):
-            with formatter.section("Arguments"):
-                formatter.write_dl(told)
-        super().format_options(ctx, formatter)
-
-
-def command(**attributes: Any) -> Callable[[Callable[..., None]], click.Command]:
-    """Define a command of ``phos``. It gets the settings first; its errors become messages and exit
-    codes.
-    """
-
-    def decorate(function: Callable[..., None]) -> click.Command:
-        @click.pass_context
-        @functools.wraps(function)
-        def run(context: click.Context, *args: Any, **kwargs: Any) -> None:
-            settings = context.ensure_object(Settings)
-            try:
-                function(settings, *args, **kwargs)
-            except BrokenPipeError:
-                # The reader has closed the pipe; discard further output.
-                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-                sys.exit(Exit.FAILED)
-            except Exception as caught:
-                error = in_words(caught, settings.bus)
-                settings.tell(error)
-                sys.exit(error.exit)
-
-        wrapped: click.Command = click.command(cls=_Command, **attributes)(shared_options(run))
-        return wrapped
-
-    return decorate

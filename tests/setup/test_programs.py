@@ -41,7 +41,7 @@ BESIDE = {
     "g++": "c++",
     "iptables": "iptables-restore",
     "procps": "kill pgrep",
-    "systemd": "journalctl systemctl systemd-analyze systemd-socket-activate",
+    "systemd": "journalctl systemctl systemd-analyze systemd-socket-activate systemd-stdio-bridge",
 }
 """Programs of packages that are listed for another program."""
 STARTED_BY_OTHERS = {"iptables": "CRIU, for a container with a network of its own"}

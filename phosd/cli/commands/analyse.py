@@ -7,7 +7,8 @@ import click
 
 from phosd.cli import kernels, options
 from phosd.cli.client import ask, call
-from phosd.cli.settings import Settings, command
+from phosd.cli.command import command
+from phosd.cli.settings import Settings
 from phosd.interface.methods import PROCESS
 from phosd.units import counted
 

@@ -6,8 +6,9 @@ import click
 
 from phosd.cli import options
 from phosd.cli.client import call
+from phosd.cli.command import command
 from phosd.cli.job import CancelledHereError, summary, watch
-from phosd.cli.settings import Settings, command
+from phosd.cli.settings import Settings
 from phosd.client.errors import CommandError
 from phosd.interface.options import CheckpointOptions
 from phosd.units import duration, duration_text

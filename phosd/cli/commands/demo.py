@@ -4,7 +4,8 @@ import importlib.util
 import runpy
 import sys
 
-from phosd.cli.settings import Settings, command
+from phosd.cli.command import command
+from phosd.cli.settings import Settings
 from phosd.errors import Reason, Unsupported
 
 _NEEDED = {"numpy": "numpy", "sklearn": "scikit-learn"}

@@ -14,8 +14,9 @@ import click
 
 from phosd import __version__
 from phosd.bus import ROOT, CallError, NoBusError
+from phosd.cli.command import command
 from phosd.cli.run_command.environment import DEFAULT_RUNTIME
-from phosd.cli.settings import Settings, command
+from phosd.cli.settings import Settings
 from phosd.client.daemon import Daemon
 from phosd.client.errors import Exit, of_bus
 from phosd.client.text import human_bytes

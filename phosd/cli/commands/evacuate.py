@@ -9,8 +9,9 @@ import click
 from phosd.bus import CallError
 from phosd.cli import options
 from phosd.cli.client import call, objects
+from phosd.cli.command import command
 from phosd.cli.job import summary, watch
-from phosd.cli.settings import Settings, command
+from phosd.cli.settings import Settings
 from phosd.client.errors import CommandError, Exit, in_words
 from phosd.client.evacuation import Step
 from phosd.client.text import human_bytes

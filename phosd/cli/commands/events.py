@@ -5,7 +5,8 @@ from typing import Any
 import click
 
 from phosd.cli.client import call
-from phosd.cli.settings import Settings, command
+from phosd.cli.command import command
+from phosd.cli.settings import Settings
 from phosd.client.times import local_time, moment, time_text
 
 

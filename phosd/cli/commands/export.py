@@ -12,9 +12,10 @@ from typing import Any
 import click
 
 from phosd.cli import options
+from phosd.cli.command import command
 from phosd.cli.job import summary
 from phosd.cli.names import resolve
-from phosd.cli.settings import Settings, command
+from phosd.cli.settings import Settings
 from phosd.cli.transferring import STANDARD, require_no_terminal, run, sign, tell
 from phosd.client.errors import CommandError
 from phosd.client.text import human_bytes

@@ -6,8 +6,9 @@ import click
 
 from phosd.cli import options
 from phosd.cli.client import call
+from phosd.cli.command import command
 from phosd.cli.commands.jobs import mode, outcome, seconds
-from phosd.cli.settings import Settings, command
+from phosd.cli.settings import Settings
 from phosd.client.rows import first_page, next_page, unpacked
 from phosd.client.text import rate
 from phosd.client.times import local_time, moment, time_text

@@ -9,9 +9,10 @@ import click
 from phosd.bus import CallError, path_of
 from phosd.cli import options
 from phosd.cli.client import ask, if_missing, objects, properties
+from phosd.cli.command import command
 from phosd.cli.names import resolve
 from phosd.cli.run_command.crashes import MOST, SOON
-from phosd.cli.settings import Settings, command
+from phosd.cli.settings import Settings
 from phosd.client.text import human_bytes
 from phosd.client.times import local_time, time_text
 from phosd.client.users import of_yours, user_name

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import click
 
+from phosd.cli.command import command
 from phosd.cli.commands.migrate import tell_notes
 from phosd.cli.job import summary
-from phosd.cli.settings import Settings, command
+from phosd.cli.settings import Settings
 from phosd.cli.transferring import (
     STANDARD,
     dry_run,

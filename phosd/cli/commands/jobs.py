@@ -7,9 +7,10 @@ import click
 
 from phosd.cli import client, options
 from phosd.cli.client import if_missing, objects, properties
+from phosd.cli.command import command
 from phosd.cli.commands.migrate import gpus
 from phosd.cli.job import describe
-from phosd.cli.settings import Settings, command
+from phosd.cli.settings import Settings
 from phosd.client.daemon import Properties, job_path
 from phosd.client.text import figure, human_bytes, rate
 from phosd.client.times import local_time, time_text

@@ -5,8 +5,9 @@ from typing import Any
 import click
 
 from phosd.cli import options
+from phosd.cli.command import command
 from phosd.cli.job import summary, watch
-from phosd.cli.settings import Settings, command
+from phosd.cli.settings import Settings
 from phosd.interface.options import MigrateOptions
 
 

@@ -5,8 +5,9 @@ import click
 from phosd.bus import path_of
 from phosd.cli import options
 from phosd.cli.client import ask, if_missing, properties
+from phosd.cli.command import command
 from phosd.cli.names import resolve
-from phosd.cli.settings import Settings, command
+from phosd.cli.settings import Settings
 from phosd.interface.methods import IMAGE
 
 

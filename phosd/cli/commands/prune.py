@@ -8,8 +8,9 @@ from typing import Any
 import click
 
 from phosd.cli.client import call
+from phosd.cli.command import command
 from phosd.cli.run_command.program import runs_folder
-from phosd.cli.settings import Settings, command
+from phosd.cli.settings import Settings
 from phosd.client.errors import CommandError, Exit
 from phosd.client.text import human_bytes
 from phosd.client.times import local_time, time_text

@@ -9,7 +9,8 @@ import click
 from phosd.bus import CallError
 from phosd.cli import options
 from phosd.cli.client import ask, call, if_missing, managed
-from phosd.cli.settings import Settings, command
+from phosd.cli.command import command
+from phosd.cli.settings import Settings
 from phosd.client.daemon import Managed
 from phosd.client.errors import CommandError, of_bus
 from phosd.client.text import container_text, human_bytes

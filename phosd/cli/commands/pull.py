@@ -2,9 +2,10 @@
 
 import click
 
+from phosd.cli.command import command
 from phosd.cli.commands.migrate import tell_notes
 from phosd.cli.job import summary
-from phosd.cli.settings import Settings, command
+from phosd.cli.settings import Settings
 from phosd.cli.transferring import dry_run, import_options, run, tell, wanted
 from phosd.client.remote import Remote
 from phosd.client.text import human_bytes

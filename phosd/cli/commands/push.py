@@ -5,9 +5,10 @@ from pathlib import Path
 import click
 
 from phosd.cli import options
+from phosd.cli.command import command
 from phosd.cli.job import summary
 from phosd.cli.names import resolve
-from phosd.cli.settings import Settings, command
+from phosd.cli.settings import Settings
 from phosd.cli.transferring import run, sign, tell
 from phosd.client.text import human_bytes
 

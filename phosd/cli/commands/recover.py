@@ -9,8 +9,9 @@ import click
 from phosd.bus import CallError, NoBusError
 from phosd.cli import options
 from phosd.cli.client import call
+from phosd.cli.command import command
 from phosd.cli.run_command.environment import DEFAULT_RUNTIME
-from phosd.cli.settings import Settings, command
+from phosd.cli.settings import Settings
 from phosd.client.errors import Exit, of_bus
 from phosd.engine.recovery.rescue import bring_back
 from phosd.engine.recovery.stranded import stranded

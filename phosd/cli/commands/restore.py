@@ -7,11 +7,12 @@ from pathlib import Path
 import click
 
 from phosd.cli import options
+from phosd.cli.command import command
 from phosd.cli.commands.images import output_of
 from phosd.cli.following import Output
 from phosd.cli.job import summary, watch
 from phosd.cli.names import resolve
-from phosd.cli.settings import Settings, command
+from phosd.cli.settings import Settings
 from phosd.interface.options import RestoreOptions
 
 _MOST_CLONES = 1000

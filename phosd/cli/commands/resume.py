@@ -5,9 +5,10 @@ from typing import Any
 import click
 
 from phosd.cli import options
+from phosd.cli.command import command
 from phosd.cli.commands.migrate import gpus, tell_notes
 from phosd.cli.job import watch
-from phosd.cli.settings import Settings, command
+from phosd.cli.settings import Settings
 from phosd.interface.options import ResumeOptions
 
 

@@ -8,8 +8,9 @@ import click
 
 from phosd.cli import options
 from phosd.cli.client import call, objects
+from phosd.cli.command import command
 from phosd.cli.names import LATEST, resolve
-from phosd.cli.settings import Settings, command
+from phosd.cli.settings import Settings
 from phosd.client.errors import CommandError
 from phosd.client.text import human_bytes
 from phosd.client.times import local_time, time_text

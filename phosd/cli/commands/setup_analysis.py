@@ -17,7 +17,8 @@ from pathlib import Path
 import click
 
 from phosd import installation
-from phosd.cli.settings import Settings, command
+from phosd.cli.command import command
+from phosd.cli.settings import Settings
 from phosd.client.errors import CommandError
 from phosd.engine.analysis.code import tools
 from phosd.engine.analysis.code.tools import Tool

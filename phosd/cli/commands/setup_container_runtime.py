@@ -19,8 +19,9 @@ from typing import Any
 
 import click
 
+from phosd.cli.command import command
 from phosd.cli.run_command.environment import SAVABLE
-from phosd.cli.settings import Settings, command
+from phosd.cli.settings import Settings
 from phosd.client.errors import CommandError
 from phosd.engine.hook_client.places import IN_CONTAINERS
 from phosd.engine.system.native import hook_library, runtime_plugins

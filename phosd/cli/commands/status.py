@@ -6,7 +6,8 @@ from collections import Counter
 from typing import Any
 
 from phosd.cli.client import call, managed
-from phosd.cli.settings import Settings, command
+from phosd.cli.command import command
+from phosd.cli.settings import Settings
 from phosd.client.daemon import Managed
 from phosd.client.errors import Exit
 from phosd.client.records import Image, Job, Process, records_of

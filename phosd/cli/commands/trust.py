@@ -4,7 +4,8 @@ import click
 
 from phosd.cli import options
 from phosd.cli.client import ask, call, if_missing
-from phosd.cli.settings import Settings, command
+from phosd.cli.command import command
+from phosd.cli.settings import Settings
 from phosd.interface.methods import PROCESS
 
 

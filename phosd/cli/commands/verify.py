@@ -5,9 +5,10 @@ from typing import get_args
 import click
 
 from phosd.cli import options
+from phosd.cli.command import command
 from phosd.cli.job import summary, watch
 from phosd.cli.names import resolve
-from phosd.cli.settings import Settings, command
+from phosd.cli.settings import Settings
 from phosd.client.daemon import Properties
 from phosd.interface.options import Files
 

@@ -8,10 +8,11 @@ from pathlib import Path
 import click
 
 from phosd.cli import options
+from phosd.cli.command import command
 from phosd.cli.parameters import Duration
 from phosd.cli.run_command.program import END, await_end
 from phosd.cli.run_command.relay import exit_code
-from phosd.cli.settings import Settings, command
+from phosd.cli.settings import Settings
 from phosd.client.errors import CommandError
 from phosd.engine.program.process import output_files
 

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 
 import click
 
+from phosd.cli.command import command
 from phosd.cli.parameters import Duration
 from phosd.cli.run_command.environment import DEFAULT_RUNTIME, environment
 from phosd.cli.run_command.foreground import Foreground, place_of_output, start
 from phosd.cli.run_command.named import checked_name, only_one
-from phosd.cli.settings import Settings, command
+from phosd.cli.settings import Settings
 from phosd.engine.program.name import VARIABLE
 
 # A start imports only what it uses: few programs are of a Slurm job.
