@@ -17,6 +17,8 @@ from phosd.errors import Cancelled, PhosError
 
 _OUTPUT_FOLDER = re.compile(r"\d{8}T\d{6}-[0-9a-f]{6}")
 """The names of folders that ``phos run`` makes."""
+_NOBODY = 1 << 22
+"""A pid that Linux gives nobody."""
 _PASSES = ("Busy", "Timeout", "OutOfMemory")
 """Errors of what stands in the way now, and not for good."""
 
@@ -152,7 +154,8 @@ def resumed(
 ) -> RestoredProgram:
     """Restore the program of an image.
 
-    A signal meanwhile cancels that, and ends this program: the image is still there.
+    A signal meanwhile cancels that, and ends this program: the image is still there. A program that
+    ended by itself at once, having been saved in its last moments, is returned as one that has.
     """
     end = (folder_of(image) or output_folder()) / END
     end.unlink(missing_ok=True)
@@ -165,7 +168,11 @@ def resumed(
             job = handle.wait()
     except PhosError as error:
         if not early.asked:
-            raise
+            status = read_end(end)
+            if status is None or status < 0:
+                raise
+            settings.note(f"phos: {label(image)} ended by itself as soon as it was restored")
+            return RestoredProgram(_NOBODY, known, end)
         if not isinstance(error, Cancelled):  # the signal may have come to the program first
             settings.note(f"phos: {error}")
         settings.note(f"phos: {label(image)} is still there; the same command goes on from it")

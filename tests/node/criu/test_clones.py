@@ -192,7 +192,7 @@ def test_one_that_dies_at_once_takes_its_log_with_it(
     monkeypatch.setattr(restore_module, "SETTLED", 3.0)  # ending takes a busy machine some time
     beside.start(
         "import os, time\nopen('there', 'w').close()\n"
-        "while not os.path.exists('go'):\n    time.sleep(0.01)\n"
+        "while not os.path.exists('go'):\n    time.sleep(0.01)\nos.kill(os.getpid(), 9)\n"
     )
     wait_for((beside.home / "there").exists)
     beside.dump()

@@ -18,6 +18,7 @@ from phosd.engine.criu.dump.dump import Dump, DumpOptions
 from phosd.engine.criu.restore import restore as criu_restore
 from phosd.engine.criu.restore import restore as restore_module
 from phosd.engine.criu.restore.options import TreeRestoreOptions
+from phosd.engine.criu.restore.restore import EndedItself, Restored
 from phosd.engine.hook_client.places import hooks_folder
 from phosd.engine.job.progress import Progress
 from phosd.engine.program import tree
@@ -292,6 +293,45 @@ def test_a_tree_that_ends_after_the_restore_is_noticed(
     (life.home / "go").touch()
     with pytest.raises(Internal, match="ended at once"):
         life.restore().require_settled()
+
+
+LAST_MOMENTS = """
+import os, signal, time
+state = open("state", "r+")
+open("there", "w").close()
+while not os.path.exists("go"):
+    time.sleep(0.01)
+state.write("its last")
+state.flush()
+"""
+
+
+@pytest.mark.parametrize("by_itself", [True, False])
+def test_what_a_program_wrote_that_ends_at_once(
+    life: Life, monkeypatch: pytest.MonkeyPatch, by_itself: bool
+) -> None:
+    """It stays if the program has ended by itself; one that a signal has ended is not restored."""
+    monkeypatch.setattr(restore_module, "SETTLED", 3.0)
+    state = life.home / "state"
+    state.write_text("at first")
+    os.chown(state, life.uid, life.uid)
+    life.start(LAST_MOMENTS + ("os._exit(3)" if by_itself else "os.kill(os.getpid(), 9)"))
+    wait_for((life.home / "there").exists)
+    life.dump()
+    life.kill()
+    state.write_text("newer since")
+    (life.home / "go").touch()
+    restored: list[Restored] = []
+    with pytest.raises(Internal, match="ended at once") as raised:
+        restored.append(life.restore(end=life.home / "end"))
+        restored[0].require_settled()
+    for each in restored:
+        each.abandon()
+    assert isinstance(raised.value, EndedItself) == by_itself
+    assert "exit code 3" in str(raised.value) or not by_itself
+    assert state.read_text() == ("its last" if by_itself else "newer since")
+    told = "exit 3" if by_itself else "signal 9"
+    assert (life.home / "end").read_text().strip() == told
 
 
 def test_file_locks_come_back(life: Life) -> None:

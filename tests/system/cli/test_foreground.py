@@ -11,11 +11,12 @@ import pytest
 from phosd.cli.run_command.early_signals import EarlySignals
 from phosd.cli.run_command.named import keep_command, kept_command
 from phosd.cli.run_command.program import read_end, runs_folder, write_end
+from phosd.cli.run_command.relay import follow
 from phosd.cli.run_command.resuming import changed_since, folder_of, make_folder, resumed
 from phosd.cli.settings import Settings
 from phosd.client import Image
 from phosd.client import Job as JobRecord
-from phosd.errors import NoSuchJob
+from phosd.errors import Internal, NoSuchJob
 
 
 class Job:
@@ -68,6 +69,27 @@ def test_a_signal_just_after_the_restore_is_kept_for_the_program() -> None:
         program = resumed(Settings(), client, Image("/image"), {}, early)
         os.kill(os.getpid(), signal.SIGTERM)
         assert (program.pid, early.asked, job.cancelled) == (4711, signal.SIGTERM, 0)
+
+
+@pytest.mark.parametrize("status", [0, 7, -11])
+def test_a_program_that_ended_as_soon_as_it_was_restored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int
+) -> None:
+    """It was saved in its last moments, and has ended as it would have; a signal is no such end."""
+    monkeypatch.setattr("phosd.cli.run_command.resuming.folder_of", lambda _image: tmp_path)
+
+    def restore(_image: str, **_options: object) -> Job:
+        write_end(tmp_path, status)
+        raise Internal("the restored program ended at once")
+
+    client: Any = SimpleNamespace(restore=restore)
+    with EarlySignals(on_term=75) as early:
+        if status < 0:
+            with pytest.raises(Internal):
+                resumed(Settings(), client, Image("/image"), {}, early)
+            return
+        program = resumed(Settings(), client, Image("/image"), {}, early)
+        assert follow(program, None, early) == status
 
 
 def test_a_signal_that_is_ignored_stays_ignored() -> None:

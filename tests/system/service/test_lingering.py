@@ -23,6 +23,7 @@ from phosd import unix_sockets
 from phosd.cli.run_command import enclosed
 from phosd.client.transfer import Transfer
 from phosd.engine.criu.files import file_worker
+from phosd.engine.criu.restore.ending import Ending
 from phosd.engine.criu.restore.inherited_stdio import RestoredStdio
 from phosd.engine.criu.run.invocation import Owner
 from phosd.engine.criu.run.tracers import Tracer, Turn
@@ -212,7 +213,7 @@ def a_programs_output(monkeypatch: pytest.MonkeyPatch, place: Path) -> None:
     details = CpuDetails(
         *(0, 0, (), "", "", False, 0), endpoints=(Endpoint(EndpointKind.SOCKET, "key", 1, 1),)
     )
-    stdio = RestoredStdio(1, details, Owner(0, 0, ()), None).__enter__()
+    stdio = RestoredStdio(1, details, Owner(0, 0, ()), None, Ending()).__enter__()
     with socket.socket(fileno=os.dup(stdio._program[0])) as program, lingering_in(program):
         ends(stdio._close, "a restore whose shim was killed")
 
@@ -281,10 +282,12 @@ SERVED = {
 }
 OF_ROOT = {*TAKES_DESCRIPTORS} - {*SERVED}
 """What no other user reaches."""
+OF_ITS_USER = {"client/over_ssh.py"}
+"""What is in a folder that nobody else may enter."""
 
 
 def test_every_socket_is_attacked() -> None:
-    assert {*makers()} == {*ATTACKS} | {*SERVED} | OF_ROOT
+    assert {*makers()} == {*ATTACKS} | {*SERVED} | OF_ROOT | OF_ITS_USER
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from typing import Self
 
 from phosd import unix_sockets
 from phosd.engine.criu.restore import restore_shim
+from phosd.engine.criu.restore.ending import Ending
 from phosd.engine.criu.run.invocation import Owner
 from phosd.engine.criu.run.part import CriuPart
 from phosd.engine.image.cpu_manifest import CpuDetails, EndpointKind
@@ -26,11 +27,13 @@ class RestoredStdio(CriuPart):
         details: CpuDetails,
         owner: Owner,
         end: Path | None,
+        ending: Ending,
         namespace: NamespaceMaker | None = None,
         output: Path | None = None,
     ) -> None:
-        """``end``: the file that is to tell how process ``root`` ends, which is restored in the
-        ``namespace``, if one is to be made. ``output``: the file for what the shim reads.
+        """``end``: the file that is to tell how process ``root`` ends, as ``ending`` is told if
+        there is a shim; it is restored in the ``namespace``, if one is to be made. ``output``: the
+        file for what the shim reads.
         """
         self._words = ["--shell-job"] if details.shell_job else []
         self._owner = owner
@@ -39,6 +42,7 @@ class RestoredStdio(CriuPart):
         self._terminal: int | None = None
         self._root, self._end, self._details = root, end, details
         self._namespace = namespace
+        self._ending = ending
         self._output = output
         self._parent = bool(details.tied_to_parent or end or namespace)
         if self._parent:
@@ -84,7 +88,8 @@ class RestoredStdio(CriuPart):
     @property
     def descriptors(self) -> Sequence[int]:
         made = self._namespace.descriptors if self._namespace is not None else ()
-        return (*self._program, *self._keeper, *made)
+        told = (self._ending.tell,) if self._parent else ()
+        return (*self._program, *self._keeper, *made, *told)
 
     def wrap(self, command: list[str]) -> list[str]:
         """Return ``command``, run by the shim if that must hold anything."""
@@ -99,10 +104,12 @@ class RestoredStdio(CriuPart):
             parent=self._parent,
             root=self._root,
             end=self._end,
+            ended=self._ending.tell if self._parent else None,
             namespace=self._namespace.orders if self._namespace is not None else None,
         )
 
     def started(self) -> None:
+        self._ending.started()
         if self._namespace is not None:
             self._namespace.started()
             self._namespace.made()

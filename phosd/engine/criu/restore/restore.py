@@ -14,6 +14,7 @@ from phosd.engine.criu.restore.admission import require_free
 from phosd.engine.criu.restore.affinities import Affinities
 from phosd.engine.criu.restore.bounding_sets import with_full_sets
 from phosd.engine.criu.restore.driver_phase import DriverPhase, HeldRestore
+from phosd.engine.criu.restore.ending import Ending
 from phosd.engine.criu.restore.inherited_stdio import RestoredStdio
 from phosd.engine.criu.restore.options import TreeRestoreOptions, in_own_namespace
 from phosd.engine.criu.restore.parallel_pages import (
@@ -59,6 +60,7 @@ class Restored:
     """The processes by pid and start time, since pids may have been reused."""
     _namespace: PidNamespace | None
     _made_at: float
+    _ending: Ending
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -66,21 +68,45 @@ class Restored:
 
     def settle(self) -> None:
         """Keep the tree: remove what was kept to undo the restore."""
+        self._ending.close()
         self._files.settle()
 
     def require_settled(self) -> None:
         """Raise :class:`Internal` unless the program runs on a little after its restore."""
         time.sleep(max(0.0, self._made_at + SETTLED - time.monotonic()))
-        _require_alive(self.pid)
+        _require_alive(self.pid, self._ending)
+
+    @property
+    def exit_code(self) -> int | None:
+        """The exit code with which its first process has ended by itself; None if it has not."""
+        found = procfs.stat(self.pid) if self.pid else None
+        return self._ending.code if found is None or found.dead else None
 
     def abandon(self) -> None:
-        """Kill the tree, and put its files back as they were before the restore."""
+        """Kill the tree, and put its files back as they were before the restore; unless it has
+        ended by itself: what it wrote stays.
+        """
+        if self.exit_code is not None:
+            self.settle()
+            return
         if self._namespace is not None:
             namespace_maker.end(self._namespace)
         else:
             pids = [each.pid for each in self._made]
             end(pids, lambda pid: procfs.process_id(pid) in self._made)
+        self._ending.close()
         self._files.undo()
+
+
+class EndedItself(Internal):
+    """The program has ended by itself as soon as it was restored, with the exit code ``status``."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(
+            f"the restored program ended at once, with exit code {status}",
+            hint="its own log may say why",
+        )
+        self.status = status
 
 
 def restore_tree(
@@ -97,7 +123,7 @@ def restore_tree(
 
     Nothing of the program runs before ``complete`` returns True. Raises what that and the
     admission raise, and :class:`Internal` if CRIU fails or the program dies at once; its files are
-    then put back as they were.
+    then put back as they were. Raises :class:`EndedItself` if it exits at once; they stay then.
     """
     require_private(tree.folder)
     rights = saved_rights(tree)
@@ -113,17 +139,18 @@ def restore_tree(
         tree, private = stack.enter_context(sets)
         tree, spared = stack.enter_context(parallel_pages(tree, private=private))
         files.prepare()
-        made = RestoredProcesses(tree, namespace)
+        made, ending = RestoredProcesses(tree, namespace), Ending()
         try:
-            run = _Run(criu, tree, rights, options, made, namespace, spared)
+            run = _Run(criu, tree, rights, options, made, namespace, spared, ending)
             run.restore(complete, driver, cancellation)
         except BaseException:
+            ending.close()
             made.end()
             files.undo()
             raise
-        restored = _restored(tree, made, files, namespace)
+        restored = _restored(tree, made, files, namespace, ending)
     try:
-        _require_alive(restored.pid)
+        _require_alive(restored.pid, ending)
         audit.note_other(restored.pid, _loginuid(tree))
     except BaseException:
         restored.abandon()
@@ -154,7 +181,11 @@ def _namespace_for(criu: Criu, tree: SavedTree, options: TreeRestoreOptions) -> 
 
 
 def _restored(
-    tree: SavedTree, made: RestoredProcesses, files: TreeFiles, namespace: NamespaceMaker | None
+    tree: SavedTree,
+    made: RestoredProcesses,
+    files: TreeFiles,
+    namespace: NamespaceMaker | None,
+    ending: Ending,
 ) -> Restored:
     """Return the tree that CRIU has made."""
     ids = made.ids()
@@ -162,7 +193,7 @@ def _restored(
     known = frozenset(filter(None, there))
     place = namespace.namespace if namespace is not None else None
     root = ids.get(tree.record.root, 0)
-    return Restored(root, ids, files, known, place, time.monotonic())
+    return Restored(root, ids, files, known, place, time.monotonic(), ending)
 
 
 def rehearse_tree(
@@ -182,7 +213,7 @@ def rehearse_tree(
         with_full_sets(changed, rights, private=True) as (full, private),
         parallel_pages(full, private=private) as (copy, spared),
     ):
-        made = RestoredProcesses(copy, maker)
+        made, ending = RestoredProcesses(copy, maker), Ending()
         wanted = {process.pid for process in copy.processes}
 
         def require_made() -> bool:
@@ -196,11 +227,12 @@ def rehearse_tree(
             raise _AllMadeError
 
         try:
-            run = _Run(criu, copy, rights, options, made, maker, spared)
+            run = _Run(criu, copy, rights, options, made, maker, spared, ending)
             run.restore(require_made, None, cancellation)
         except _AllMadeError:
             return
         finally:
+            ending.close()
             made.end()
     raise Internal("criu restore did not tell that it has made all", hint="report this")
 
@@ -243,6 +275,7 @@ class _Run:
     made: RestoredProcesses
     namespace: NamespaceMaker | None
     spared: Sequence[ParallelPages]
+    ending: Ending
 
     def restore(
         self,
@@ -269,9 +302,8 @@ class _Run:
         tree, details, owner, options = self.tree, self.tree.details, self.tree.user, self.options
         rights = SameRights(tree, self.rights, self.made)
         yield StayAlive(self.made, self.rights.of.keys())
-        yield RestoredStdio(
-            tree.record.root, details, owner, options.end, self.namespace, options.output
-        )
+        root, end, output = tree.record.root, options.end, options.output
+        yield RestoredStdio(root, details, owner, end, self.ending, self.namespace, output)
         yield from registry.restore_parts(
             Restoring(details, tree.folder, owner, options.rehearsed, options.memory)
         )
@@ -322,10 +354,10 @@ def _loginuid(tree: SavedTree) -> int | None:
     return noted if noted is not None else tree.user.uid or None
 
 
-def _require_alive(root: int) -> None:
+def _require_alive(root: int, ending: Ending) -> None:
     """Raise unless the program runs, whatever CRIU reported."""
-    now = procfs.stat(root)
+    now = procfs.stat(root) if root else None
     if now is None or now.dead:
-        raise Internal(
-            f"the restored program (pid {root}) ended at once", hint="its own log may say why"
-        )
+        if (status := ending.code) is not None:
+            raise EndedItself(status)
+        raise Internal("the restored program ended at once", hint="its own log may say why")

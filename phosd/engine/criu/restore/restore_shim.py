@@ -12,7 +12,7 @@ import os
 import subprocess
 import sys
 import termios
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ def command(
     parent: bool,
     root: int,
     end: Path | None,
+    ended: int | None = None,
     namespace: Mapping[str, Any] | None = None,
 ) -> list[str]:
     """Return the command that runs ``words`` and then holds what is given.
@@ -40,8 +41,8 @@ def command(
     discarded. ``terminal`` is the slave that becomes the controlling terminal of the session.
     ``parent`` makes the shim the parent of the restored ``root`` (with CRIU's
     ``--restore-sibling``), which may write to the file ``end`` how it ends, ``exit CODE`` or
-    ``signal NUMBER``. ``namespace``: the orders for the pid namespace that they are to make, in
-    which the remaining process is the keeper.
+    ``signal NUMBER``, and does so to the descriptor ``ended``. ``namespace``: the orders for the
+    pid namespace that they are to make, in which the remaining process is the keeper.
     """
     orders = {
         "user": [user[0], user[1], list(user[2])],
@@ -51,6 +52,7 @@ def command(
         "parent": parent,
         "root": root,
         "end": None if end is None else str(end),
+        "ended": ended,
         "namespace": namespace,
     }
     return [
@@ -91,6 +93,9 @@ def main() -> None:
         return open_for_appending(path, uid=uid, gid=gid, groups=groups)
 
     output, end = opened(orders["output"]), opened(orders["end"])
+    ended = orders["ended"]
+    if ended is not None:
+        os.set_inheritable(ended, False)  # CRIU needs it as little
     terminal = orders["terminal"]
     if terminal is not None:
         fcntl.ioctl(terminal, termios.TIOCSCTTY, 0)
@@ -111,10 +116,15 @@ def main() -> None:
         making.settle()
     if uid != 0:
         become(uid, gid, groups)
-    close_all_but({*orders["inputs"], output, end})
+    close_all_but({*orders["inputs"], output, end, ended})
     os.chdir("/")
     root = orders["root"] if orders["parent"] else None
-    hold(root, orders["inputs"], output, partial(note_end, end))
+    hold(root, orders["inputs"], output, partial(_note_end, (end, ended)))
+
+
+def _note_end(places: Collection[int | None], status: int) -> None:
+    for place in places:
+        note_end(place, status)
 
 
 if __name__ == "__main__":
