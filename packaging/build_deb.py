@@ -37,8 +37,8 @@ only ships them in ``shipped``, and the maintainer scripts copy each version to 
 content.
 """
 
-SCHEMA = "usr/share/phos/phosd.toml.schema.json"
-"""The schema that the first line of phosd.toml names, for editors."""
+SCHEMAS = "usr/share/phos"
+"""The schemas of what `phos --json` prints, and of phosd.toml, whose first line names it."""
 UNITS = "usr/lib/systemd/system"
 PLACES = (
     ("org.phos.conf", "usr/share/dbus-1/system.d"),
@@ -284,10 +284,8 @@ def add_control(root: Path, version: str, architecture: str, units: Mapping[str,
     debian = ROOT / "packaging/debian"
     put(root / "etc/phos/phosd.toml", (ROOT / "packaging/phosd.toml").read_bytes())
     put(root / "DEBIAN/conffiles", "/etc/phos/phosd.toml\n")
-    schema = run(
-        [sys.executable, "-m", "phosd.service.main", "--config-schema"], "describing phosd.toml"
-    )
-    put(root / SCHEMA, schema)
+    for schema in (ROOT / "docs/reference").glob("*.schema.json"):
+        put(root / SCHEMAS / schema.name, schema.read_bytes())
     values = {**units, "IN_PROGRAMS": " ".join(IN_PROGRAMS)}
     for script in SCRIPTS:
         put(root / "DEBIAN" / script, filled((debian / script).read_text(), values), 0o755)

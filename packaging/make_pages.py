@@ -1,4 +1,4 @@
-"""Write what is made from the sources: two references, what type checkers read of Client, and what
+"""Write what is made from the sources: references, schemas, what type checkers read of Client, what
 works (docs/compatibility.md).
 
     python packaging/make_pages.py [--check]
@@ -10,7 +10,7 @@ import runpy
 import sys
 from pathlib import Path
 
-MAKERS = ("make_dbus", "make_api", "make_client", "make_compatibility")
+MAKERS = ("make_dbus", "make_api", "make_client", "make_compatibility", "make_schemas")
 
 
 def main(words: list[str]) -> None:

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -104,11 +105,15 @@ def setup_analysis(settings: Settings, undo: bool) -> None:
     _tell(settings, installed=[str(tools.ADDED / source.tool.value) for source in SOURCES])
 
 
-def _tell(settings: Settings, **done: list[str]) -> None:
+def _tell(
+    settings: Settings, *, installed: Sequence[str] = (), deleted: Sequence[str] = ()
+) -> None:
     if settings.json:
-        settings.emit(dict(done))
+        settings.emit({"installed": [*installed], "deleted": [*deleted]})
+    elif installed:
+        settings.facts({"installed": ", ".join(installed)})
     else:
-        settings.facts({what: ", ".join(paths) or "nothing" for what, paths in done.items()})
+        settings.facts({"deleted": ", ".join(deleted) or "nothing"})
 
 
 def _pip() -> list[str]:

@@ -2,12 +2,15 @@
 
 import os
 import re
+import runpy
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from phosd.cli.json_rows import ROWS
 from phosd.engine.hook_client.link import BlockFlag, HookBlock, Kernel
 from phosd.engine.system.procfs import process_id
 from tests.support.fake_engine import block, manifest, this_process
@@ -18,7 +21,18 @@ from tests.system.cli.test_ps_details import KNOWN
 
 __all__ = ["full"]
 
-PAGE = Path(__file__).parents[3] / "docs/reference/json.md"
+_JSON_TYPES = {
+    "text": "string",
+    "time": "string",
+    "int": "integer",
+    "float": "number",
+    "bool": "boolean",
+    "list": "array",
+    "object": "object",
+}
+ROOT = Path(__file__).parents[3]
+PAGE = ROOT / "docs/reference/json.md"
+MAKE_SCHEMAS = runpy.run_path(str(ROOT / "packaging/make_schemas.py"))
 ME = str(os.getpid())
 _TYPES: Mapping[str, tuple[type, ...]] = {
     "text": (str,),
@@ -49,6 +63,7 @@ def check(
     found = list(rows)
     assert found
     for row in found:
+        msgspec.convert(row, ROWS[headings[-1]])
         assert row.keys() - known.keys() == set(), "printed, and not on the page"
         assert known.keys() - row.keys() <= set(optional), "on the page, and not printed"
         for key, value in row.items():
@@ -64,6 +79,21 @@ def check(
             for item in value if isinstance(value, list) else ():
                 if isinstance(item, dict):
                     assert set(re.findall(r"`(\w+)`", said)) >= item.keys(), key
+
+
+@pytest.mark.parametrize("heading", ROWS)
+def test_the_types_are_those_of_the_page(heading: str) -> None:
+    kinds = MAKE_SCHEMAS["of_lines"]()["$defs"]
+    told, found = section(heading), kinds[ROWS[heading].__name__]["properties"]
+    extended = found.keys() - told.keys()  # the line's own keys come after those of another
+    assert found.keys() >= told.keys()
+    assert extended in (set(), *(each["properties"].keys() for each in kinds.values()))
+    for key, (written, said) in told.items():
+        schema = found[key]
+        types = {each.get("type") for each in schema.get("anyOf", [schema])}
+        base, _, null = written.partition(" or ")
+        assert types == {_JSON_TYPES[base], *(["null"] if null else [])}, key
+        assert ("description" in schema) == bool(said.strip()), key
 
 
 @pytest.fixture

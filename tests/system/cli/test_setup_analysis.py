@@ -16,6 +16,8 @@ from phosd.engine.analysis.code import tools
 from phosd.engine.analysis.code.tools import Tool
 from phosd.installation import Kind
 from tests.support.checkout import ROOT
+from tests.system.cli.test_client import lines
+from tests.system.cli.test_json import check
 
 RUNS = "#!/bin/sh\necho release 13.5\n"
 
@@ -55,6 +57,7 @@ def offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_tools_are_put_in_place_with_their_licence(offered: Path, tmp_path: Path) -> None:
     done = CliRunner().invoke(main, ["setup-analysis", "--json"])
     assert done.exit_code == 0, done.output
+    check(lines(done.stdout), "`phos setup-analysis`")
     assert {path.name for path in tools.ADDED.iterdir()} == {
         *("nvdisasm", "nvdisasm.License.txt", "ptxas", "ptxas.License.txt")
     }
