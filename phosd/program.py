@@ -20,10 +20,11 @@ import ctypes
 import functools
 import os
 import threading
+import time
 import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Literal
+from typing import Literal, ParamSpec, TypeVar
 
 __all__ = [
     "CheckpointFailed",
@@ -32,6 +33,7 @@ __all__ = [
     "before_checkpoint",
     "checkpoint",
     "end_safe_points",
+    "every",
     "safe_point",
 ]
 
@@ -39,6 +41,8 @@ Then = Literal["run", "end", "hold"]
 Checkpointed = Literal["saved", "restored"]
 Passed = Literal["stopped", "restored"]
 Callback = Callable[[], object]
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 # As in phos.h.
 _THENS = ("run", "end", "hold")
@@ -90,6 +94,50 @@ def safe_point() -> Passed | None:
         return None
     outcome = _take_part(_AT_SAFE_POINT, "run", "")
     return "stopped" if outcome == _STOPPED else "restored" if outcome == _RESTORED else None
+
+
+def every(
+    *, hours: float = 0, minutes: float = 0, seconds: float = 0, strict: bool = False
+) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
+    """Save the program after a call of the decorated function, when so much time has passed.
+
+        @program.every(minutes=10)
+        def train(batch): ...
+
+    After its other calls the program is at a safe point. A checkpoint that fails is a warning, and
+    if ``strict`` an error; the next one is made when as much time has passed again.
+    """
+    period = 3600 * hours + 60 * minutes + seconds
+    if not period > 0:
+        raise ValueError("every() is given no time; write for example every(minutes=10)")
+
+    def decorate(function: Callable[_P, _R]) -> Callable[_P, _R]:
+        last = time.monotonic()
+
+        @functools.wraps(function)
+        def call(*args: _P.args, **named: _P.kwargs) -> _R:
+            nonlocal last
+            result = function(*args, **named)
+            # Where an image is restored, the clock may be behind that of before.
+            if not 0 <= time.monotonic() - last < period:
+                _save_or_warn(strict)
+                last = time.monotonic()
+            elif safe_point() == "restored":
+                last = time.monotonic()
+            return result
+
+        return call
+
+    return decorate
+
+
+def _save_or_warn(strict: bool) -> None:
+    try:
+        checkpoint()
+    except CheckpointFailed as error:
+        if strict:
+            raise
+        warnings.warn(f"not saved: {error}", RuntimeWarning, stacklevel=3)
 
 
 def before_checkpoint(call: Callback) -> Callback:

@@ -12,7 +12,7 @@ from phosd.adapters.steps import Steps
 
 
 class SafePoints(TrainerCallback):  # type: ignore[misc]
-    """A safe point after each step of the optimizer. Options are those of
+    """A safe point after each step of the optimizer, and of an evaluation. Options are those of
     :class:`~phosd.adapters.steps.Steps`.
     """
 
@@ -22,6 +22,10 @@ class SafePoints(TrainerCallback):  # type: ignore[misc]
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Be saved here, between two steps."""
         self._steps.come_to(state.global_step)
+
+    def on_prediction_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Be saved here, if somebody waits for that."""
+        program.safe_point()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Say that no safe point comes any more."""

@@ -63,9 +63,37 @@ def test_a_trainer_comes_to_a_safe_point_after_each_step(transformers: Any, log:
         # As CallbackHandler.call_event does.
         state = SimpleNamespace(global_step=step)
         assert callback.on_step_end(None, state, None, model=None, optimizer=None) is None
+    callback.on_prediction_step(None, SimpleNamespace(global_step=7), None, model=None)
     callback.on_train_end(None, SimpleNamespace(global_step=7), None, model=None)
     one = ["safe_point", "safe_point", "checkpoint"]
-    assert log == [*one, *one, "safe_point", "end_safe_points"]
+    assert log == [*one, *one, "safe_point", "safe_point", "end_safe_points"]
+
+
+@pytest.fixture(params=["lightning.pytorch", "pytorch_lightning"])
+def lightning(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Beside the library by either of its names, and not by the other."""
+    monkeypatch.setitem(sys.modules, "lightning", None)  # it cannot be imported
+    if request.param == "lightning.pytorch":
+        stand_in(monkeypatch, "lightning")
+    stand_in(monkeypatch, request.param, Callback=type("Callback", (), {}))
+    yield loaded("lightning")
+    sys.modules.pop("phosd.adapters.lightning")
+
+
+def test_lightning_comes_to_one_after_each_batch(lightning: Any, log: list[str]) -> None:
+    callback = lightning.SafePoints(every=2)
+    model = object()
+    for batch in range(6):  # two batches are a step
+        trainer = SimpleNamespace(global_step=(batch + 1) // 2)
+        callback.on_train_batch_end(trainer, model, None, None, batch)
+        callback.on_validation_batch_end(trainer, model, None, None, batch, dataloader_idx=0)
+    callback.on_test_batch_end(trainer, model, None, None, 0)
+    callback.on_predict_batch_end(trainer, model, None, None, 0)
+    callback.on_exception(trainer, model, ValueError())
+    callback.teardown(trainer, model, stage="fit")
+    saved = log.index("checkpoint")
+    assert saved == 6 and log.count("checkpoint") == 1, "once for the step, not for each batch"
+    assert log == [*["safe_point"] * 6, "checkpoint", *["safe_point"] * 7, *["end_safe_points"] * 2]
 
 
 def test_a_model_comes_to_one_before_each_pass_of_its_training(

@@ -145,6 +145,56 @@ def test_a_safe_point_that_nobody_waits_for_is_passed(hook: Hook, calls: list[st
     assert hook.declared == 0
 
 
+def test_a_function_is_saved_after_when_it_is_time(
+    hook: Hook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+
+    @program.every(minutes=10)
+    def train(batch: int, *, double: bool = False) -> int:
+        """Train on a batch."""
+        assert len(hook.kinds) == before, "it comes before"
+        return batch * (1 + double)
+
+    assert (train.__name__, train.__doc__) == ("train", "Train on a batch.")
+    for passed, outcome, kind in (
+        (1, STOPPED, 0),
+        (598, NOTHING, 0),
+        (1, SAVED, 1),  # ten minutes are over
+        (599, RESTORED, 0),  # of an image that others asked for: the time begins anew
+        (599, NOTHING, 0),
+        (1, RESTORED, 1),
+        (-5000, SAVED, 1),  # on a machine that has begun later
+        (599, NOTHING, 0),
+    ):
+        now += passed
+        before = len(hook.kinds)
+        hook.outcomes = [outcome]
+        assert train(4, double=True) == 8
+        assert hook.kinds[before:] == [(kind, 0)], passed
+    with pytest.raises(ValueError, match=r"every\(minutes=10\)"):
+        program.every()
+
+
+def test_a_checkpoint_in_time_that_fails_is_a_warning(
+    hook: Hook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    lenient, strict = (
+        program.every(hours=1, strict=each)(lambda: "done") for each in (False, True)
+    )
+    now = 3600.0
+    hook.outcomes = [FAILED, NOTHING, FAILED]
+    with pytest.warns(RuntimeWarning, match="not saved: Busy: not now"):
+        assert lenient() == "done"
+    assert lenient() == "done", "and not at once again"
+    assert [kind for kind, _ in hook.kinds] == [1, 0]
+    with pytest.raises(program.CheckpointFailed):
+        strict()
+
+
 def test_a_checkpoint_that_fails_is_told_by_name(hook: Hook, calls: list[str]) -> None:
     hook.outcomes = [FAILED]
     with pytest.raises(program.CheckpointFailed, match="Busy: not now") as raised:
