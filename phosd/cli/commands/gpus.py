@@ -7,7 +7,10 @@ from phosd.cli.command import command
 from phosd.cli.settings import Settings
 from phosd.client.daemon import Managed
 from phosd.client.text import human_bytes
+from phosd.client.users import of_yours
 from phosd.interface.methods import GPU, PROCESS
+
+_NO_GPU = "phosd sees no GPU; `phos doctor` says what is missing"
 
 
 @command()
@@ -40,8 +43,15 @@ def gpus(settings: Settings) -> None:
             "PROCESSES": _processes,
         },
         spare=("POWER", "TEMP", "UUID", "LOAD", "NAME"),
-        empty="phosd sees no GPU; `phos doctor` says what is missing",
+        empty=_NO_GPU,
     )
+
+
+def no_process(found: Managed) -> str:
+    """Say why no process is listed, and what to do."""
+    if not found.of(GPU):
+        return _NO_GPU
+    return f"no process{of_yours()} uses a GPU; start a program with `phos run -- COMMAND`"
 
 
 def _figure(value: float | None, form: str) -> str:

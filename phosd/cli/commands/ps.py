@@ -10,11 +10,12 @@ from phosd.bus import CallError
 from phosd.cli import options
 from phosd.cli.client import ask, call, if_missing, managed
 from phosd.cli.command import command
+from phosd.cli.commands.gpus import no_process
 from phosd.cli.settings import Settings
 from phosd.client.daemon import Managed
 from phosd.client.errors import CommandError, of_bus
 from phosd.client.text import container_text, human_bytes
-from phosd.client.users import of_yours, user_name
+from phosd.client.users import user_name
 from phosd.interface.methods import PROCESS
 from phosd.units import duration_text
 
@@ -99,7 +100,7 @@ def _list(settings: Settings) -> None:
             "COMMAND": lambda row: (shlex.join(row["command"]), _because(row)),
         },
         spare=("EVERY", "USER", "LAST IMAGE", "MEMORY"),
-        empty=f"no process{of_yours()} uses a GPU; start a program with `phos run -- COMMAND`",
+        empty=no_process(found),
     )
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from phosd.cli.client import call, managed
 from phosd.cli.command import command
+from phosd.cli.commands.gpus import no_process
 from phosd.cli.settings import Settings
 from phosd.client.daemon import Managed
 from phosd.client.errors import Exit
@@ -14,7 +15,7 @@ from phosd.client.records import Image, Job, Process, records_of
 from phosd.client.storage import Storage
 from phosd.client.text import human_bytes, since
 from phosd.client.times import time_text
-from phosd.client.users import of_yours, user_name
+from phosd.client.users import user_name
 from phosd.interface.methods import GPU, PROCESS
 from phosd.protection import Program, Protection, programs
 from phosd.units import duration_text
@@ -80,7 +81,7 @@ def status(settings: Settings) -> None:
         },
         spare=("STOP", "EVERY", "USER", "MEMORY", "RESTARTED", "NEXT"),
         cut=True,
-        empty=f"no process{of_yours()} uses a GPU; start a program with `phos run -- COMMAND`",
+        empty=no_process(found),
     )
     if any(each.protection.needs_attention for each in all_programs):
         sys.exit(Exit.FAILED)

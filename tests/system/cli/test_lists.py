@@ -96,6 +96,13 @@ def test_of_a_gpu_users_see_their_own_processes(two: Service) -> None:
     assert (second["other_processes"]) == [999]
 
 
+def test_without_a_gpu_that_is_why_nothing_is_listed(service: Service) -> None:
+    service.engine.devices = []
+    wait_until(lambda: service.call("ListGPUs").endswith(" 0"), "no GPU")
+    for command in ("ps", "status", "gpus"):
+        assert "phosd sees no GPU; `phos doctor` says" in phos(service, command).stderr, command
+
+
 def test_images_name_their_owner(service: Service) -> None:
     service.engine.stored["i"] = manifest("i", owner=NOBODY)
     (row,) = lines(phos(service, "images", "--json").stdout)
