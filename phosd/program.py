@@ -1,4 +1,4 @@
-"""A program's own say in its checkpoints: when it is saved, and what it does before and after.
+"""Checkpoint a program from inside: when it is saved, and what it does before and after.
 
     from phosd import program
 

@@ -31,6 +31,8 @@ _OURS = re.compile(r"^(?:phosd|tests|bench|docs|packaging|systemd|examples)/[\w.
 _BUILT = ("phosd/native/",)
 """What `make build` makes, and a checkout has not."""
 _OPTION = re.compile(r"^-{1,2}[a-z][a-z-]*")
+_PROMPT = re.compile(r"^(?:\w+)?[$#] ")
+"""The prompt of a shell in an example: a user, root, or a user of a node that is named."""
 
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
@@ -51,7 +53,7 @@ def code(page: Path) -> Iterator[str]:
 def commands(page: Path) -> Iterator[list[str]]:
     """The words of each command of ours that a page shows, without what the shell adds."""
     for line in code(page):
-        line = line.split(" #")[0].split("|")[0]
+        line = _PROMPT.sub("", line).split(" #")[0].split("|")[0]
         for part in re.split(r"&&?|;", line):
             try:
                 words = shlex.split(part.replace("$PWD/", ""))
