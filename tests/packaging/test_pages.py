@@ -2,6 +2,7 @@
 modules that they name exist.
 """
 
+import ast
 import importlib.util
 import re
 import shlex
@@ -202,6 +203,28 @@ def test_tests_that_are_named_exist(page: Path) -> None:
     names |= set(re.findall(r"`(\w+)` \(native\)", page.read_text()))
     for name in names:
         assert re.search(rf"\b{name}\b", texts_of_tests()), name
+
+
+@cache
+def texts_of_phosd() -> str:
+    """Each text in phosd's Python in a line of its own, with `…` where it takes a value."""
+    found = []
+    for path in (ROOT / "phosd").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.JoinedStr):
+                parts = [getattr(part, "value", "…") for part in node.values]
+                found.append("".join(part if isinstance(part, str) else "…" for part in parts))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found.append(node.value)
+    return "\n".join(" ".join(text.split()) for text in found)
+
+
+def test_messages_that_are_explained_exist() -> None:
+    messages = re.findall(r"(?m)^\| `([^`]+ [^`]+)` \|", (DOCS / "messages.md").read_text())
+    assert len(messages) > 50
+    for message in messages:
+        text = ".*?".join(re.escape(part) for part in message.split("…") if part)
+        assert re.search(text, texts_of_phosd()), message
 
 
 @pytest.mark.parametrize("name", ["hazards", "architecture"])
