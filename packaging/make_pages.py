@@ -1,5 +1,5 @@
 """Write what is made from the sources: references, schemas, what type checkers read of Client, what
-works (docs/compatibility.md).
+works (docs/compatibility.md), and pictures (docs/pictures).
 
     python packaging/make_pages.py [--check]
 
@@ -10,7 +10,10 @@ import runpy
 import sys
 from pathlib import Path
 
-MAKERS = ("make_dbus", "make_api", "make_client", "make_compatibility", "make_schemas")
+MAKERS = (
+    *("make_dbus", "make_api", "make_client", "make_compatibility"),
+    *("make_schemas", "make_pictures"),
+)
 
 
 def main(words: list[str]) -> None:
