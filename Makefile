@@ -24,7 +24,7 @@ export PYTHON
 
 .PHONY: help setup setup-containers setup-slurm build deb image wheel lint tidy native-test native-test-plain native-test-sanitized \
 	native-test-threads check test test-all begin-test python-test soak flake-hunt durations \
-	test-boot demo test-gpu clean
+	test-boot demo docs test-gpu clean
 
 help:
 	@echo "make demo      train a network, checkpoint it, kill -9, restore it, compare"
@@ -42,6 +42,7 @@ help:
 	@echo "make deb       the Debian package, in build/"
 	@echo "make image     the OCI image, in build/: phosd for hosts without Python, or run by Kubernetes"
 	@echo "make wheel     the wheel for pip, with the native libraries, in build/"
+	@echo "make docs      the pages as a site, in build/site; checks all links"
 	@echo "make lint      ruff, mypy, import-linter, lengths of files and functions, clang-format"
 	@echo "make tidy      clang-tidy, over a part of what runs in programs and beside them"
 	@echo "make clean     remove what was built; the virtual environment and CRIU stay"
@@ -148,7 +149,8 @@ test: begin-test setup lint native-test tidy python-test
 
 test-all: export PHOS_TEST_ALL := 1
 test-all: begin-test setup setup-slurm lint native-test tidy deb image wheel build/wheelhouse build/.release-packages \
-	build/.s3-packages build/.prometheus build/.container-packages build/.disk-packages build/criu-protos python-test
+	build/.s3-packages build/.prometheus build/.container-packages build/.disk-packages build/.site-packages \
+	build/criu-protos python-test
 
 begin-test:
 	@mkdir -p $(LOGS)
@@ -230,6 +232,18 @@ test-gpu: setup build
 
 demo: setup build
 	@$(PY) -m phosd.demo
+
+# MkDocs wants all pages, and what they link to, in one folder.
+docs: build/.site-packages
+	@rm -rf build/pages
+	@mkdir -p build/pages
+	@cp --recursive --parents README.md CHANGELOG.md CONTRIBUTING.md LICENSE NOTICE docs examples build/pages
+	@NO_MKDOCS_2_WARNING=1 $(STEP) "site, build/site/index.html" $(LOGS)/docs.log build/site-venv/bin/mkdocs build --strict --quiet
+
+build/.site-packages: packaging/site-requirements.txt | build/.packages
+	@$(STEP) "packages for the site" $(LOGS)/site-packages.log sh -c "$(PYTHON) -m venv --clear build/site-venv && \
+	    build/site-venv/bin/pip install --quiet --requirement packaging/site-requirements.txt"
+	@touch $@
 
 clean:
 	@rm -rf build phosd/native .pytest_cache .mypy_cache .ruff_cache .import_linter_cache \
