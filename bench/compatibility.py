@@ -137,12 +137,25 @@ def _table(kind: str, rows: list[Row]) -> str:
 
 _HEAD = """# What works
 
-Does it work with a program like yours? Look for its name; the tables are sorted. All of it is about
-NVIDIA's GPUs: AMD's and Intel's are [not supported](limits.md#where-programs-can-go).
+This page lists the programs that were tried, and what came of each. For one of yours, ask phosd:
 
-- **works**: it ran under `phos run`, was saved while it computed, killed with its whole process
-  tree, and restored. The values that it printed after the checkpoint and again after the restore
-  are equal, bit for bit, unless the row says otherwise. *Works with*: an option is needed.
+```console
+$ phos checkpoint bert --dry-run
+CHECK            RESULT  DETAILS
+processes        ✓       1 in all; with GPU: 22303
+sandbox          ✓
+other programs   ✓
+pid namespace    ✓
+mode             ✓       concurrent: the hook can park the device memory and copy it afterwards
+memory and disk  ✓       about 96.8 MiB
+```
+
+The tables are sorted. All of them are about NVIDIA's GPUs: AMD's and Intel's are
+[not supported](limits.md#where-programs-can-go).
+
+- **works**: the program ran under `phos run`, was saved while it computed, killed with its whole
+  process tree, and restored. The values that it printed after the checkpoint and again after the
+  restore are equal, bit for bit, unless the row says otherwise. *Works with*: an option is needed.
 - **refused**: the job fails, says why, and the program goes on.
 - **fails**, or a sentence in bold: do not do it.
 - **not tried**: nothing is known. [What phosd does not do](limits.md) may tell.

@@ -134,7 +134,8 @@ def slowdowns(series: Sequence[Row]) -> str:
     drain.
 
     Time is stolen in the iterations before the stop, in those that overlap stop or drain (less the
-    stop), and in those after.
+    stop), and in those after. A drain that is shorter than an iteration slows nothing down that
+    could be measured.
     """
     lines = [
         "| series | drain (s) | stolen before, in and after it (s) | slowdown while draining"
@@ -156,7 +157,7 @@ def slowdowns(series: Sequence[Row]) -> str:
             name(line),
             f"{statistics.median(draining):.2f}",
             ", ".join(f"{statistics.median(part):.3f}" for part in parts.values()),
-            f"{_slower(done):.1%}",
+            f"{_slower(done):.1%}" if statistics.median(draining) > usual else "",
             _whole(done),
             *_looks([one["details"] for one in done]),
         ]
