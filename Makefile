@@ -149,8 +149,8 @@ test: begin-test setup lint native-test tidy python-test
 
 test-all: export PHOS_TEST_ALL := 1
 test-all: begin-test setup setup-slurm lint native-test tidy deb image wheel build/wheelhouse build/.release-packages \
-	build/.s3-packages build/.prometheus build/.container-packages build/.disk-packages build/.site-packages \
-	build/criu-protos python-test
+	build/.s3-packages build/.prometheus build/.kubernetes-packages build/.container-packages \
+	build/.disk-packages build/.site-packages build/criu-protos python-test
 
 begin-test:
 	@mkdir -p $(LOGS)
@@ -178,6 +178,15 @@ build/.s3-packages: pyproject.toml packaging/requirements.py | .venv/.ready
 # Prometheus and promtool, for the alerts.
 build/.prometheus: packaging/install_prometheus.py | build/.packages
 	@$(STEP) "Prometheus" $(LOGS)/prometheus.log $(PYTHON) packaging/install_prometheus.py build/prometheus
+	@touch $@
+
+# Kubernetes' schemas, by the digest of what was published.
+build/.kubernetes-packages: packaging/kubernetes_schemas.txt pyproject.toml packaging/requirements.py | .venv/.ready
+	@$(STEP) "schemas of Kubernetes" $(LOGS)/kubernetes.log $(PY) -m pip install --quiet \
+	    --no-deps --requirement packaging/kubernetes_schemas.txt
+	@$(PY) packaging/requirements.py test-kubernetes >build/kubernetes-packages.txt
+	@$(STEP) "packages for them" $(LOGS)/kubernetes.log $(PY) -m pip install --quiet \
+	    --requirement build/kubernetes-packages.txt
 	@touch $@
 
 soak flake-hunt: setup build

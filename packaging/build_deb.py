@@ -76,6 +76,8 @@ MAINTAINER = ("the phosd developers", "phosd@phosd.invalid")
 
 NOT_OURS_TO_GIVE = ("nvidia-cuda-",)
 """Beginnings of packages whose licence forbids that; `phos setup-analysis` fetches them."""
+NOT_BUNDLED = {*("demo", "dev", "remote"), *("test-cri", "test-kubernetes", "test-s3")}
+"""Extras that the package does without."""
 
 UNUSED = (
     *("pip", "pip-*", "setuptools*", "pkg_resources", "_distutils_hack", "bin", "*.pth"),
@@ -154,7 +156,7 @@ def bundled(cache: Path) -> Path:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     wanted = [*project["dependencies"]]
-    for name in sorted(extras.keys() - {"demo", "dev", "remote", "test-cri", "test-s3"}):
+    for name in sorted(extras.keys() - NOT_BUNDLED):
         wanted += [each for each in extras[name] if not each.startswith(NOT_OURS_TO_GIVE)]
     pip: Command = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
     versions = run([*pip, "freeze", "--exclude-editable"], "reading the installed versions")
@@ -237,7 +239,9 @@ def add_units(root: Path) -> dict[str, str]:
 def add_documents(root: Path) -> None:
     """Add documentation, examples, man pages, and completions where shells look for them."""
     documents = root / "usr/share/doc/phosd"
-    pages = [path for folder in ("docs", "examples") for path in (ROOT / folder).rglob("*")]
+    pages = [
+        path for folder in ("docs", "deploy", "examples") for path in (ROOT / folder).rglob("*")
+    ]
     # Keep the layout of a checkout: the pages link to each other.
     for path in (*(ROOT / name for name in TEXTS), *pages):
         if path.is_file() and path.suffix != ".in":

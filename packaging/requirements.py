@@ -7,7 +7,7 @@ import sys
 import tomllib
 from pathlib import Path
 
-ONLY_FOR_ALL = ("test-cri", "test-s3")
+ONLY_FOR_ALL = ("test-cri", "test-kubernetes", "test-s3")
 
 
 def main() -> None:
