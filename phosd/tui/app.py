@@ -27,7 +27,7 @@ from phosd.tui.screens.images import ImagesScreen
 from phosd.tui.screens.jobs import JobsScreen
 from phosd.tui.screens.processes import ProcessesScreen
 from phosd.tui.text import plain, seconds
-from phosd.tui.widgets.job import result_text
+from phosd.tui.widgets.job import cause, result_text
 
 SCREENS: tuple[type[NodeScreen], ...] = (
     ProcessesScreen,
@@ -198,7 +198,7 @@ class PhosApp(Host):
         title = f"Job {job.number}: {job.operation} of {job.target} {became}"
         if job.state != "done":
             severity: Severity = "warning" if job.state == "cancelled" else "error"
-            self.tell(title, job.message or job.error, severity)
+            self.tell(title, cause(job), severity)
             return
         stood = job.stop_seconds and job.operation not in ("suspend", "swap")  # it is still stopped
         stop = f"; the program stood still for {seconds(job.stop_seconds)}" if stood else ""

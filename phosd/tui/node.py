@@ -125,6 +125,7 @@ class Node:
             kind: {} for kind in (Manager, Gpu, Process, Image, Job)
         }
         self._busy: dict[str, Job] = {}
+        self._by_pid: dict[int, Process] = {}
         self._listeners: list[Listener] = []
 
     # Reading the mirror
@@ -153,7 +154,7 @@ class Node:
 
     def process(self, pid: int) -> Process | None:
         """Return the process with this pid."""
-        return next((p for p in self.of(Process).values() if p.pid == pid), None)
+        return self._by_pid.get(pid)
 
     def image(self, image: str) -> Image | None:
         """Return the image with this id."""
@@ -213,6 +214,8 @@ class Node:
                 self.since = self.now()
             self.contact, self.trouble = update.contact, update.trouble
             changed.add(Contact)
+        if Process in changed:
+            self._by_pid = {process.pid: process for process in self.of(Process).values()}
         if Job in changed:
             waiting_first = sorted(self.active_jobs, key=lambda job: (job.state, -job.number))
             self._busy = {target: job for job in waiting_first for target in job.targets}

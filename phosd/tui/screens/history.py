@@ -13,6 +13,7 @@ from phosd.client.past import past_job
 from phosd.client.records import Image, Job, Manager
 from phosd.tui import export
 from phosd.tui.actions import Action, bindings
+from phosd.tui.names import names_by_pid, target_name, target_text
 from phosd.tui.node import Contact, Node
 from phosd.tui.past import MOST_ROWS, moment
 from phosd.tui.screens.base import NodeScreen
@@ -21,7 +22,7 @@ from phosd.tui.screens.reading import Reading
 from phosd.tui.text import human_bytes, plain, rate, seconds, when
 from phosd.tui.widgets.chart import Chart, Plot
 from phosd.tui.widgets.dialogs import Choice, Field, Form
-from phosd.tui.widgets.job import result_text, state_cell
+from phosd.tui.widgets.job import result_cell, state_cell
 from phosd.tui.widgets.listing import Listing
 from phosd.tui.widgets.table import Cell, Column, RecordTable
 
@@ -52,13 +53,18 @@ class HistoryScreen(NodeScreen):
         self._filters: dict[str, str] = {}
         self._states: set[tuple[str, str]] = set()
         self._trouble = ""
+        self._plotted = ""
+        """The program that the plots are of; empty: all of them."""
+        self._names: dict[str, str] = {}
+        """Names of programs by pid, as the jobs on the screen tell them."""
 
     def body(self) -> ComposeResult:
         columns: list[Column[Job]] = [
+            Column("TARGET", 14, self._target, self._target, grow=20),
             Column("JOB", 6, lambda j: str(j.number), lambda j: j.number, right=True),
-            Column("STARTED", 16, lambda j: when(j.started)[:16], lambda j: j.started or 0.0),
+            Column("STARTED", 16, lambda j: when(j.started)[:16], lambda j: j.started or 0.0,
+                   rank=6),
             Column("OPERATION", 10, lambda j: plain(j.operation), lambda j: j.operation),
-            Column("TARGET", 22, lambda j: plain(j.target), lambda j: j.target, rank=6),
             Column("STATE", 13, state_cell, lambda j: j.state),
             Column("STOP", 8, lambda j: seconds(j.stop_seconds) if j.stop_seconds else "",
                    lambda j: j.stop_seconds, right=True, rank=2),
@@ -66,16 +72,19 @@ class HistoryScreen(NodeScreen):
                    right=True, rank=4),
             Column("SAVED", 10, lambda j: human_bytes(j.drained_bytes) if j.drained_bytes else "",
                    lambda j: j.drained_bytes, right=True, rank=5),
-            Column("MODE", 10, lambda j: plain(j.mode), lambda j: j.mode, rank=3),
-            Column("WRONG", 6, _wrong, lambda j: j.wrong_guesses, rank=7),
-            Column("RESULT", 0, _result, lambda j: j.message or j.result, rank=1),
+            Column("MODE", 10, lambda j: plain(j.mode), lambda j: j.mode, rank=7),
+            Column("WRONG", 6, _wrong, lambda j: j.wrong_guesses, rank=8),
+            Column("RESULT", 0, result_cell, lambda j: j.message or j.result, rank=1),
         ]  # fmt: skip
         with Horizontal(classes="plots"):
             yield Chart(id="stop")
             yield Chart(id="drain")
             yield Chart(id="size")
         yield Static(classes="about", markup=False)
-        yield Listing(RecordTable(columns, descending=True), "not asked yet")
+        yield Listing(RecordTable(columns, sort=1, descending=True), "not asked yet")
+
+    def _target(self, job: Job) -> str:
+        return target_text(job, self.node, self._names)
 
     @property
     def table(self) -> RecordTable[Job]:
@@ -101,6 +110,7 @@ class HistoryScreen(NodeScreen):
         else:
             self._trouble = ""
             self._jobs = {f"{job.number:020}": job for job in map(past_job, rows)}
+            self._names = names_by_pid(self._jobs.values(), self.node)
         self.show(self.node)
 
     def _wanted(self) -> dict[str, int | str]:
@@ -118,8 +128,11 @@ class HistoryScreen(NodeScreen):
         filtered = " that the filter lets through; f has others" if any(self._wanted()) else ""
         listing.say(self._trouble or f"no jobs{filtered}")
         listing.show_records(self._jobs)
-        self.query_one(".about", Static).update(plain(self._about()))
         self._plot(node)
+        self._show_about()
+
+    def _show_about(self) -> None:
+        self.query_one(".about", Static).update(plain(self._about()))
 
     def _about(self) -> str:
         filters = self._filters
@@ -127,16 +140,26 @@ class HistoryScreen(NodeScreen):
         shown = ", ".join(given) if given else "all processes, all times"
         latest = f"; the latest {_SHOWN}" if len(self._jobs) == _SHOWN else ""
         trouble = f"{self._trouble}. " if self._trouble and self._jobs else ""
-        return f"{trouble}Shown: {shown}{latest} (f filters, p takes the process of the row)"
+        plots = f"Plots of {self._plotted or 'all programs'}. "
+        return f"{trouble}{plots}Shown: {shown}{latest} (f filters, p takes the process of the row)"
+
+    def on_record_table_moved(self) -> None:
+        super().on_record_table_moved()
+        self._plot(self.node)
+        self._show_about()
 
     def _plot(self, node: Node) -> None:
-        saved = [j for j in self._jobs.values() if j.operation == "checkpoint" and j.started]
-        wanted, now = self._wanted(), node.now()
-        first = min((j.started or now for j in saved), default=now)
-        span = (
-            int(wanted["since"]) / 1e6 if "since" in wanted else first - 1.0,
-            int(wanted["until"]) / 1e6 if "until" in wanted else now,
-        )
+        """Plot the checkpoints of the program of the row; of all, if the row is of none."""
+        current = self.table.current
+        program = self._program(current) if current is not None else ""
+        saved = [
+            job
+            for job in self._jobs.values()
+            if job.operation == "checkpoint" and job.started
+            if not program or self._program(job) == program
+        ]
+        self._plotted = program
+        span = self._span(saved, node.now())
         figures = {
             "stop": ("Stop time", [j.stop_seconds for j in saved], seconds),
             "drain": ("Drain rate", [j.drain_rate for j in saved], _rate),
@@ -148,6 +171,20 @@ class HistoryScreen(NodeScreen):
             told = f": {write(points[-1][1])}" if points else ""
             plot = Plot(title + told, points, span, write, nothing="no checkpoint told it")
             self.query_one(f"#{name}", Chart).show(plot)
+
+    def _span(self, saved: list[Job], now: float) -> tuple[float, float]:
+        """Return the times from which to which the plots go."""
+        wanted = self._wanted()
+        first = min((job.started or now for job in saved), default=now)
+        return (
+            int(wanted["since"]) / 1e6 if "since" in wanted else first - 1.0,
+            int(wanted["until"]) / 1e6 if "until" in wanted else now,
+        )
+
+    def _program(self, job: Job) -> str:
+        """Return the name of a job's program, or its pid; empty if neither is known."""
+        name = target_name(job, self.node, self._names)
+        return name.partition("@")[0] or _pid(job)
 
     # Actions
 
@@ -252,9 +289,3 @@ def _rate(value: float) -> str:
 
 def _wrong(job: Job) -> Cell:
     return (f"! {job.wrong_guesses}", "warn") if job.wrong_guesses else ""
-
-
-def _result(job: Job) -> Cell:
-    if job.error:
-        return plain(f"{job.error}: {job.message}"), "bad" if job.state == "failed" else ""
-    return result_text(job)

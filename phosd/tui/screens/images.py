@@ -5,6 +5,7 @@ from textual.widgets import Static
 
 from phosd.client.records import Image, Job, Process
 from phosd.tui.actions import Action, bindings
+from phosd.tui.names import image_cell, image_name
 from phosd.tui.node import Node
 from phosd.tui.screens import image_work
 from phosd.tui.screens.base import NodeScreen
@@ -27,26 +28,29 @@ class ImagesScreen(NodeScreen):
 
     def body(self) -> ComposeResult:
         columns: list[Column[Image]] = [
-            Column("IMAGE", 22, lambda i: plain(i.id), lambda i: i.id),
+            Column("NAME", 12, image_cell, lambda i: (not i.name, i.name, i.number, i.command),
+                   grow=16),
+            Column("IMAGE", 22, lambda i: plain(i.id), lambda i: i.id, rank=1),
             Column("AGE", 7, lambda i: since(i.created, self.node.now()),
-                   lambda i: -(i.created or 0.0), right=True, rank=4),
-            Column("PID", 8, lambda i: str(i.pid), lambda i: i.pid, right=True),
-            Column("USER", 8, lambda i: plain(i.owner_name), lambda i: i.owner_name, rank=7),
+                   lambda i: -(i.created or 0.0), right=True, rank=2),
+            Column("PID", 8, lambda i: str(i.pid), lambda i: i.pid, right=True, rank=7),
+            Column("USER", 8, lambda i: plain(i.owner_name), lambda i: i.owner_name, rank=8),
             Column("SIZE", 10, lambda i: human_bytes(i.total_bytes), lambda i: i.total_bytes,
                    right=True),
             Column("STORED", 10, lambda i: human_bytes(i.stored_bytes), lambda i: i.stored_bytes,
                    right=True, rank=5),
             Column("SHARED", 10, _shared, lambda i: i.shared_bytes, right=True, rank=6),
             Column("STOP", 8, lambda i: seconds(i.stop_seconds) if i.stop_seconds else "",
-                   lambda i: i.stop_seconds, right=True, rank=8),
+                   lambda i: i.stop_seconds, right=True, rank=9),
             Column("MODE", 10, lambda i: plain(i.mode), lambda i: i.mode, rank=3),
             Column("STATE", 9, _state, lambda i: (i.crashes, i.state), rank=4),
             Column("VERIFIED", 13, lambda i: image_work.verified_cell(self, i),
                    lambda i: (i.whole is None, i.whole, -(i.verified or 0.0))),
-            Column("PARENT", 22, lambda i: plain(i.parent), lambda i: i.parent, rank=9),
-            Column("COMMAND", 0, lambda i: command_line(i.command), lambda i: i.command, rank=1),
+            Column("PARENT", 22, lambda i: plain(i.parent), lambda i: i.parent, rank=11),
+            Column("COMMAND", 0, lambda i: command_line(i.command), lambda i: i.command,
+                   rank=10),
         ]  # fmt: skip
-        yield Listing(RecordTable(columns, descending=True), UNKNOWN)
+        yield Listing(RecordTable(columns, sort=1, descending=True), UNKNOWN)
         yield Static(classes="about", markup=False)
 
     @property
@@ -70,12 +74,12 @@ class ImagesScreen(NodeScreen):
         image = self.table.current
         parts = []
         if image is not None:
-            if image.name:
-                parts.append(f"{image.name}@{image.number}")
+            if name := image_name(image):
+                parts.append(name)
             if image.note:
                 parts.append(f"“{image.note}”")
             parts.append(command_line(image.command))
-            if any(process.pid == image.pid for process in self.node.of(Process).values()):
+            if self.node.process(image.pid) is not None:
                 parts.append(f"process {image.pid} runs; a restore needs that it has ended")
             if image.parent:
                 gone = "" if self.node.image(image.parent) else " (deleted)"

@@ -2,15 +2,16 @@
 
 from textual.app import ComposeResult
 
-from phosd.client.records import Job
+from phosd.client.records import Image, Job, Process
 from phosd.tui.actions import Action, bindings
+from phosd.tui.names import target_name
 from phosd.tui.node import Contact, Node
 from phosd.tui.screens.base import NodeScreen
 from phosd.tui.screens.page import PageScreen
 from phosd.tui.text import plain, rate, seconds, since
-from phosd.tui.widgets.job import job_page, progress_text, result_text, state_cell
+from phosd.tui.widgets.job import job_page, progress_text, result_cell, state_cell
 from phosd.tui.widgets.listing import UNKNOWN, Listing
-from phosd.tui.widgets.table import Cell, Column, RecordTable
+from phosd.tui.widgets.table import Column, RecordTable
 
 
 class JobsScreen(NodeScreen):
@@ -18,14 +19,15 @@ class JobsScreen(NodeScreen):
 
     SCOPE = "jobs"
     TITLE_TEXT = "Jobs"
-    SHOWS = frozenset({Job})
+    SHOWS = frozenset({Job, Process, Image})
     BINDINGS = bindings("jobs")
 
     def body(self) -> ComposeResult:
         columns: list[Column[Job]] = [
+            Column("NAME", 12, self._called, self._called, grow=16),
             Column("JOB", 6, lambda j: str(j.number), lambda j: j.number, right=True),
             Column("OPERATION", 11, lambda j: plain(j.operation), lambda j: j.operation),
-            Column("TARGET", 10, lambda j: plain(j.target), lambda j: j.target, rank=1),
+            Column("TARGET", 8, lambda j: plain(j.target), lambda j: j.target, rank=8, grow=14),
             Column("STATE", 11, state_cell, lambda j: j.state),
             Column("PHASE", 9, lambda j: plain(j.phase), lambda j: j.phase, rank=5),
             Column("PROGRESS", 11, progress_text, lambda j: j.progress or 0.0, rank=3),
@@ -36,9 +38,12 @@ class JobsScreen(NodeScreen):
             Column("AGE", 7, lambda j: since(j.started, self.node.now()),
                    lambda j: -(j.started or 0), right=True, rank=4),
             Column("MODE", 10, lambda j: plain(j.mode), lambda j: j.mode, rank=6),
-            Column("RESULT", 0, _result, lambda j: j.result),
+            Column("RESULT", 0, result_cell, lambda j: j.result),
         ]  # fmt: skip
-        yield Listing(RecordTable(columns, descending=True), UNKNOWN)
+        yield Listing(RecordTable(columns, sort=1, descending=True), UNKNOWN)
+
+    def _called(self, job: Job) -> str:
+        return target_name(job, self.node) or plain(job.target)
 
     @property
     def table(self) -> RecordTable[Job]:
@@ -109,9 +114,3 @@ class JobScreen(PageScreen):
 
     def action_cancel(self) -> None:
         self.ask(f"Cancel job {self._job.number}", self.node.ask(self._job, "Cancel"))
-
-
-def _result(job: Job) -> Cell:
-    if job.state == "failed":
-        return plain(f"{job.error}: {job.message}"), "bad"
-    return result_text(job)

@@ -18,6 +18,8 @@ Points = Sequence[tuple[float, float | None]]
 _FILLS = " ▁▂▃▄▅▆▇█"
 _LABEL = 12
 """Most cells of a label."""
+_LEAST_WITH_MIDDLE = 5
+"""Rows from which there is a label in the middle, too."""
 _DAY = 86_400.0
 
 
@@ -67,16 +69,19 @@ def draw(plot: Plot, width: int, height: int) -> Text:
     known = [value for _, value in plot.points if value is not None]
     most = max(plot.most, *known, 0.0) or 1.0
     top, ground = plot.write(most), plot.write(0.0)
-    left = min(max(len(top), len(ground)), _LABEL)
+    left = min(max(len(plot.write(most * share)) for share in (0.0, 0.5, 1.0)), _LABEL)
     cells, rows = width - left - 1, height - 2
     if not known or cells < 1 or rows < 1:
         text.append(f"\n{fit(plot.nothing if not known else '', width)}", "dim")
         return text
     values = spread(plot.points, plot.span, cells, plot.hold)
     labels = {0: top, rows - 1: ground}
+    if rows >= _LEAST_WITH_MIDDLE:
+        middle = rows // 2
+        labels[middle] = plot.write(most * (rows - middle) / rows)
     for row, line in enumerate(columns(values, most, rows)):
-        text.append(f"\n{fit(labels.get(row, ''), left, right=True)}", "dim")
-        text.append("│", "dim")
+        label = labels.get(row, "")
+        text.append(f"\n{fit(label, left, right=True)}{'┤' if label else '│'}", "dim")
         text.append(line, "cyan")
     first, last = (_moment(moment, plot.span) for moment in plot.span)
     axis = first + last.rjust(cells - len(first)) if len(first) + len(last) < cells else last

@@ -1,5 +1,6 @@
 """Format jobs as text: one line of progress, and a page with all details."""
 
+import re
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from textwrap import wrap
@@ -26,6 +27,8 @@ _STYLES = {
 }  # fmt: skip
 _PLACES = {"memory": "in host memory", "disk": "on disk"}
 """Places of a suspended process's device memory."""
+_OF_OTHERS = r"\n| \| "
+"""What separates the cause in a message from the lines that other programs have printed."""
 _RUNNING_FILLS = "▒░"
 _BAR = 10
 _NAME = 14
@@ -65,6 +68,21 @@ def result_text(job: Job) -> str:
     if job.operation == "suspend":
         return _PLACES.get(job.result, plain(job.result))
     return plain(f"{job.result} runs" if job.operation == "swap" and job.result else job.result)
+
+
+def result_cell(job: Job) -> tuple[str, str]:
+    """Return the result of a job, or why it has none."""
+    if job.error:
+        return cause(job), "bad" if job.state == "failed" else ""
+    return result_text(job), ""
+
+
+def cause(job: Job) -> str:
+    """Return why a job failed, on one line: the first of its message, without what other programs
+    have printed. The job's page has all of it.
+    """
+    first, *more = re.split(_OF_OTHERS, job.message, maxsplit=1)
+    return plain(f"{' '.join(first.split()) or job.error}{' …' if more else ''}")
 
 
 def job_line(job: Job, now: float) -> Text:

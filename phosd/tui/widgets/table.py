@@ -29,6 +29,8 @@ _REACTION = 0.5
 """Reaction time in seconds: a key pressed sooner after a change was meant for the old state."""
 _LEAST_LAST = 20
 """Least cells of the last column; below that, another column is left out."""
+_SPARE_SHARE = 0.5
+"""Part of the spare width that columns which may grow take together; the last one has the rest."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,8 @@ class Column(Generic[_T]):
     """A column of ``width`` cells; the last column of a table takes the remaining width.
 
     ``order`` returns the sort key of a record. On a narrow screen the column with the highest
-    ``rank`` is left out first; rank 0 always stays.
+    ``rank`` is left out first; rank 0 always stays. On a wide one a column takes up to ``grow``
+    cells more.
     """
 
     title: str
@@ -45,6 +48,7 @@ class Column(Generic[_T]):
     order: Callable[[_T], Any]
     right: bool = False
     rank: int = 0
+    grow: int = 0
 
 
 class RecordTable(ScrollView, Generic[_T], can_focus=True):
@@ -282,21 +286,31 @@ class RecordTable(ScrollView, Generic[_T], can_focus=True):
 
     def _layout(self, width: int) -> list[tuple[int, int]]:
         """Return number and width of the columns that fit."""
+        kept = self._kept(width)
+        *others, last = kept
+        widths = {i: self._columns[i].width for i in others}
+        left = width - 2 - sum(cells + 1 for cells in widths.values())
+        spare = int((left - _LEAST_LAST) * _SPARE_SHARE)
+        for i in others:
+            more = max(0, min(self._columns[i].grow, spare))
+            widths[i] += more
+            spare -= more
+            left -= more
+        return [*widths.items(), (last, max(1, left))]
+
+    def _kept(self, width: int) -> list[int]:
+        """Return the numbers of the columns that have room, and leave enough to the last one."""
         kept = list(range(len(self._columns)))
-        last = kept[-1]
 
         def left() -> int:
-            taken = sum(self._columns[i].width + 1 for i in kept if i != last)
-            return width - 2 - taken
+            return width - 2 - sum(self._columns[i].width + 1 for i in kept[:-1])
 
         while left() < _LEAST_LAST:
             candidates = [i for i in kept if self._columns[i].rank]
             if not candidates:
                 break
             kept.remove(max(candidates, key=lambda i: (self._columns[i].rank, i)))
-            if last not in kept:
-                last = kept[-1]
-        return [(i, max(1, left()) if i == last else self._columns[i].width) for i in kept]
+        return kept
 
     def render_line(self, y: int) -> Strip:
         width = self.size.width

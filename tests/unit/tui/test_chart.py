@@ -38,9 +38,16 @@ def test_heights_are_shares_of_the_top_and_zero_leaves_a_mark() -> None:
 def test_top_and_ground_are_labelled_and_so_are_the_times() -> None:
     shown = lines(plot((0, 5.0), (9.9, 10.0)), width=40, height=5)
     assert shown[0] == f"{'Load':<40}"
-    assert shown[1].startswith("10 W│") and shown[1].endswith("█")
-    assert shown[3].startswith(" 0 W│█")
+    assert shown[1].startswith("10 W┤") and shown[1].endswith("█")
+    assert shown[2].startswith("    │")
+    assert shown[3].startswith(" 0 W┤█")
     assert shown[4].endswith("└00:00:00                   00:00:10")
+
+
+def test_where_there_is_room_the_middle_is_labelled() -> None:
+    shown = lines(plot((0, 5.0), (9.9, 10.0)), width=40, height=8)
+    labels = [line.partition("┤")[0].strip() for line in shown[1:-1] if "┤" in line]
+    assert labels == ["10 W", "5 W", "0 W"]
 
 
 def test_a_value_above_the_top_moves_the_top() -> None:

@@ -107,8 +107,8 @@ def test_a_later_sample_is_drawn_and_a_missing_one_leaves_a_gap() -> None:
             node.apply(Update({changed.path: changed}))
             node.sample()
             await until_shown(pilot, "Load: 99%, at most 99%")
-            ground = next(line for line in text(pilot).splitlines() if " 0%│" in line)
-            _, _, columns = ground.partition("│")
+            ground = next(line for line in text(pilot).splitlines() if " 0%┤" in line)
+            _, _, columns = ground.partition("┤")
             assert "█ " in columns.rstrip() and columns.rstrip().endswith("█")
 
     run(body)

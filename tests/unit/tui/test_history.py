@@ -50,10 +50,12 @@ def test_past_jobs_and_how_they_went_over_time() -> None:
     async def body() -> None:
         async with opened(node, LARGE) as pilot:
             await pilot.press("4")
-            await until_shown(pilot, "Stop time: 0.84 s", "Drain rate: 18.6 GiB/s")
-            await until_shown(pilot, "Image, device: 40.0 GiB", "✗ failed", "Busy: 4711 runs")
+            await until_shown(
+                pilot, "Stop time: 0.84 s", "Plots of all programs", "Drain rate: 18.6 GiB/s"
+            )
+            await until_shown(pilot, "Image, device: 40.0 GiB", "✗ failed", "4711 runs; end it")
             await until_shown(pilot, "! 1", "2027-01-15 07:59", "all processes, all times")
-            assert text(pilot).index("Busy: 4711") < text(pilot).index("! 1")
+            assert text(pilot).index("4711 runs; end") < text(pilot).index("! 1")
             await pilot.press("down", "enter")
             await until_shown(pilot, "Job 12: checkpoint of 4711", "it is hooked", "drain")
 
@@ -70,6 +72,24 @@ def test_the_size_of_an_image_that_is_there_is_what_the_image_says() -> None:
             await until_shown(pilot, "Image, device: 7.0 GiB")
             node.apply(Update(gone=frozenset({image().path})))
             await until_shown(pilot, "Image, device: 40.0 GiB")
+
+    run(body)
+
+
+def test_targets_have_names_and_the_plots_are_of_the_program_of_the_row() -> None:
+    other = ROW | {"id": 11, "target": "815", "result": "gone", "stop_seconds": 9.5}
+    ended = ROW | {"id": 10, "state": "failed", "result": "", "error": "Internal",
+                   "message": "criu dump failed (it returned 1): a | b"}  # fmt: skip
+    node, _ = past(RESTORE, ROW, other, ended)
+    node.apply(Update({image().path: image(name="bert", number=3)}))
+
+    async def body() -> None:
+        async with opened(node) as pilot:
+            await pilot.press("4")
+            await until_shown(pilot, "bert@3 (2027", "bert (4711)", "Plots of bert.")
+            assert "criu dump failed (it" in text(pilot) and "Internal" not in text(pilot)
+            await pilot.press("down", "down")
+            await until_shown(pilot, "Stop time: 9.50 s", "Plots of 815.", "▶ 815 ")
 
     run(body)
 
@@ -227,7 +247,7 @@ def test_what_is_new_is_asked_for_and_not_at_every_tick() -> None:
     async def body() -> None:
         async with opened(node, LARGE) as pilot:
             await pilot.press("4")
-            await until_shown(pilot, "! 1", "Busy")
+            await until_shown(pilot, "! 1", "4711 runs")
             await pilot.pause(1.5)  # what the opening of the screen asks for is over
             first = len(asked(link))
             running = job(1)

@@ -26,10 +26,12 @@ def full_node() -> tuple[Node, FakeLink]:
     node, link = fake_node(
         gpu(0),
         gpu(1, memory_used=3 << 30, temperature=88.0),
-        process(4711, last_image=NEW),
+        process(4711, last_image=NEW, name="llama-ft"),
         process(4712, user_name="alice", command=("[red]x[/]", "\x1b[31m", "模型训练")),
-        image(OLD, created=NOW - 3900, whole=True, verified=NOW - 60, owner_name="root"),
-        image(NEW, parent=OLD, shared_bytes=30 << 30, why="it is hooked", owner_name="root"),
+        image(OLD, created=NOW - 3900, whole=True, verified=NOW - 60, owner_name="root",
+              name="llama-ft", number=1),
+        image(NEW, parent=OLD, shared_bytes=30 << 30, why="it is hooked", owner_name="root",
+              name="llama-ft", number=2),
         image(ODD, pid=815, owner_name="bob", whole=False, verified=NOW - 9, parent="gone",
               command=("[red]x[/]", "\x1b[31m", "模型训练")),
         job(1, operation="verify", target=NEW),
@@ -42,7 +44,8 @@ def full_node() -> tuple[Node, FakeLink]:
     link.answers["ListHistory"] = [
         RESTORE,
         *({**ROW, "id": n, "started": NOW - 3600.0 * (13 - n), "stop_seconds": n / 8,
-           "drain_rate": 2e10 + n * 1e8, "drained_bytes": n << 32} for n in range(12, 0, -1)),
+           "drain_rate": 2e10 + n * 1e8, "drained_bytes": n << 32, "result": NEW}
+          for n in range(12, 0, -1)),
     ]  # fmt: skip
     link.answers["ListEvents"] = [
         noted(3, "error", kind="image-unreadable", subject=ODD, text="its manifest is damaged"),

@@ -94,16 +94,16 @@ def test_the_least_of_terminals() -> None:
 
     async def body() -> None:
         async with opened(node, (40, 12)) as pilot:
-            await until_shown(pilot, "▶ 4194303", "c Checkpoint", "? Help")
+            await until_shown(pilot, "4194303", "c Checkpoint", "? Help")
             await pilot.press("2")
-            await until_shown(pilot, "▶      1", "checkpoint", "x Cancel", "? Help")
+            await until_shown(pilot, "▶ 4711", "checkpoint", "x Cancel", "? Help")
             await pilot.press("enter")
             await until_shown(pilot, "Job 1: checkpoint", "q Back")
             await pilot.press("3")
-            await until_shown(pilot, "▶ 20270115T070000-aaaa", "bert@", "r Restore", "? Help")
+            await until_shown(pilot, "▶ bert@0", "41.0 GiB", "r Restore", "? Help")
             await pilot.press("enter")
             await until_shown(pilot, "20270115T070000-aaaa", "ORDER", "r Restore")
-            for key, shown in (("4", "JOB"), ("5", "GPU 0"), ("6", "TIME")):
+            for key, shown in (("4", "TARGET"), ("5", "GPU 0"), ("6", "TIME")):
                 await pilot.press(key)
                 await until_shown(pilot, shown, "? Help")
 

@@ -30,7 +30,7 @@ PHASES = (
 
 def busy_node() -> tuple[Node, FakeLink]:
     """Two GPUs, processes of every kind, jobs in every state."""
-    first = image(pid=4711, created=NOW - 754)
+    first = image(pid=4711, created=NOW - 754, name="llama-ft", number=3)
     done = job(2, target="4711", state="done", phase="publish", progress=None, phases=PHASES,
                mode="concurrent", why="enough device memory is free", result=first.id,
                started=NOW - 900, ended=NOW - 895.2, expected_end=None, cancelable=False,
@@ -39,7 +39,7 @@ def busy_node() -> tuple[Node, FakeLink]:
     node, link = fake_node(
         gpu(0),
         gpu(1, utilisation=0.03, memory_used=3 << 30, temperature=88.0, power=96.0),
-        process(4711, last_image=first.id, every=600.0, keep=5),
+        process(4711, last_image=first.id, every=600.0, keep=5, name="llama-ft"),
         process(4712, user_name="alice", gpus=(), hook="driver", state="locked", command=("vllm",),
                 reason="started without `phos run`", device_bytes=3 << 30),
         process(815, user_name="bob", hook="unsupported", reason="it uses managed memory",
