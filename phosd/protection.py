@@ -32,6 +32,19 @@ class Protection(StrEnum):
         """Whether somebody should look."""
         return self in (Protection.FAILED, Protection.NEVER, Protection.LATE)
 
+    @property
+    def sign(self) -> str:
+        """What stands beside the word, so that it is found at a glance, without colour, too."""
+        return _SIGNS[self]
+
+
+_SIGNS = {
+    Protection.FAILED: "\N{BALLOT X}",
+    Protection.NEVER: "\N{WHITE CIRCLE}",
+    Protection.LATE: "\N{BLACK UP-POINTING TRIANGLE}",
+    Protection.SAVED: "\N{MIDDLE DOT}",
+    Protection.PROTECTED: "\N{BLACK CIRCLE}",
+}
 
 LATE = 1.5
 """Intervals of its schedule after which a program's newest image is late."""

@@ -26,8 +26,8 @@ from phosd.tui.screens.history import HistoryScreen
 from phosd.tui.screens.images import ImagesScreen
 from phosd.tui.screens.jobs import JobsScreen
 from phosd.tui.screens.processes import ProcessesScreen
-from phosd.tui.text import plain, seconds
-from phosd.tui.widgets.job import cause, result_text
+from phosd.tui.text import cause, plain, seconds
+from phosd.tui.widgets.job import result_text
 
 SCREENS: tuple[type[NodeScreen], ...] = (
     ProcessesScreen,
@@ -42,6 +42,7 @@ _TOAST_SECONDS: dict[Severity, float] = {"information": 6, "warning": 8, "error"
 _TOASTS_A_SECOND = 8
 """Users cannot read more; one toast then says how many were suppressed."""
 _SAMPLE_SECONDS = 2.0
+_SURVEY_SECONDS = 30.0
 
 
 class Palette(Provider):
@@ -122,9 +123,11 @@ class PhosApp(Host):
         self.theme = "textual-light" if self._light else "textual-dark"
         self.node.subscribe(self._node_changed)
         self.node.start()
+        self._survey()
         self.run_worker(self.keys.work())
         self.set_interval(1.0, self._tick)
         self.set_interval(_SAMPLE_SECONDS, self.node.sample)
+        self.set_interval(_SURVEY_SECONDS, self._survey)
 
     def on_unmount(self) -> None:
         self.node.stop()
@@ -137,9 +140,13 @@ class PhosApp(Host):
             self._tell_ended()
         if Manager in changed and self.node.contact is Contact.HERE:
             self.run_worker(self.node.recall(), exclusive=True, group="recall")
+            self._survey()
         for screen in self.screen_stack:
             if (take := getattr(screen, "node_changed", None)) is not None:
                 self.call_later(take, *((changed,) if isinstance(screen, NodeScreen) else ()))
+
+    def _survey(self) -> None:
+        self.run_worker(self.node.survey(), exclusive=True, group="survey", exit_on_error=False)
 
     def _tick(self) -> None:
         for screen in self.screen_stack:

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from phosd.client.records import Image, Job, Process
 from phosd.tui.node import Node
-from phosd.tui.text import command_line, plain
-from phosd.tui.widgets.table import Cell
+from phosd.tui.text import Cell, command_line, plain
 
 
 def program_cell(process: Process) -> Cell:

@@ -7,24 +7,29 @@ Everything runs on the screens' event loop, and nothing blocks: records come in 
 import asyncio
 import enum
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
-from phosd.bus import ROOT, path_of
+from phosd.bus import ROOT
 from phosd.client.daemon import spelled
 from phosd.client.errors import CommandError
+from phosd.client.past import past_job
 from phosd.client.records import Gpu, Image, Job, Manager, Process, Record
 from phosd.client.rows import read_pages
+from phosd.client.storage import Storage
 from phosd.interface.manager import MANAGER
 from phosd.interface.methods import INTERFACES, RECORDS
 from phosd.interface.model import Interface
 
 _LOOK_SECONDS = 0.1
 """Seconds between two looks whether a job has ended."""
+LATELY = 86_400.0
+"""Seconds in which a failed job counts as new."""
+_MOST_FAILED = 500
 SAMPLES = 150
 """Samples to keep of each GPU: five minutes, one every two seconds."""
 
@@ -126,6 +131,14 @@ class Node:
         }
         self._busy: dict[str, Job] = {}
         self._by_pid: dict[int, Process] = {}
+        self._by_id: dict[str, Image] = {}
+        self.changes: Counter[type] = Counter()
+        """How often records of a kind have changed."""
+        self._holders: dict[str, list[Process]] | None = None
+        self.storage: Storage | None = None
+        """How full the disk of the images is; None: phosd does not tell."""
+        self._failed: dict[int, float] = {}
+        """When past jobs failed, by number."""
         self._listeners: list[Listener] = []
 
     # Reading the mirror
@@ -145,7 +158,25 @@ class Node:
         """
         if gpu.memory_used:
             return gpu.memory_used
-        return sum(p.device_bytes for p in self.of(Process).values() if p.gpus == (gpu.path,))
+        return sum(p.device_bytes for p in self.holders(gpu) if len(p.gpus) < 2)
+
+    def holders(self, gpu: Gpu) -> list[Process]:
+        """Return the processes that use a GPU: as their hooks say, or the GPU."""
+        if self._holders is None:
+            self._holders = {
+                path: [self._by_pid[pid] for pid in each.pids if pid in self._by_pid]
+                for path, each in self.of(Gpu).items()
+            }
+            for process in self._by_pid.values():
+                for path in process.gpus:
+                    held = self._holders.setdefault(path, [])
+                    if process.pid not in self.of(Gpu).get(path, gpu).pids:
+                        held.append(process)
+        return self._holders.get(gpu.path, [])
+
+    def gpus_of(self, process: Process) -> list[Gpu]:
+        """Return the GPUs that a process uses, by number."""
+        return [gpu for gpu in self.gpus if gpu.path in process.gpus or process.pid in gpu.pids]
 
     @property
     def gpus(self) -> list[Gpu]:
@@ -158,7 +189,7 @@ class Node:
 
     def image(self, image: str) -> Image | None:
         """Return the image with this id."""
-        return self.of(Image).get(path_of("image", image))
+        return self._by_id.get(image)
 
     @property
     def waiting(self) -> Waiting | None:
@@ -214,11 +245,18 @@ class Node:
                 self.since = self.now()
             self.contact, self.trouble = update.contact, update.trouble
             changed.add(Contact)
+        self.changes.update(changed)
+        if changed & {Process, Gpu}:
+            self._holders = None
         if Process in changed:
             self._by_pid = {process.pid: process for process in self.of(Process).values()}
+        if Image in changed:
+            self._by_id = {image.id: image for image in self.of(Image).values()}
         if Job in changed:
             waiting_first = sorted(self.active_jobs, key=lambda job: (job.state, -job.number))
             self._busy = {target: job for job in waiting_first for target in job.targets}
+        if update.whole:
+            self.storage, self._failed = None, {}
         self._tell(frozenset(changed))
 
     def sample(self) -> None:
@@ -244,6 +282,35 @@ class Node:
                 before = [sample for row in rows if (sample := _sample(*row)).time < first]
                 self.samples[gpu.path] = deque([*before, *own], maxlen=SAMPLES)
         self._tell(frozenset({Gpu}))
+
+    async def survey(self) -> None:
+        """Ask how full the disk is, and which jobs failed lately: as far as phosd tells it."""
+        if self.contact is not Contact.HERE:
+            return
+        with suppress(CommandError):
+            if "storage" in self.manager.features:
+                self.storage = Storage(*await self._quietly("GetStorage"))
+            if "history-filters" in self.manager.features:
+                since = int((self.now() - LATELY) * 1e6)
+                rows = await self._quietly(
+                    "ListHistory", state="failed", since=since, limit=_MOST_FAILED
+                )
+                self._failed = {job.number: job.ended or 0.0 for job in map(past_job, rows)}
+        self._tell(frozenset({Storage}))
+
+    @property
+    def failures(self) -> int:
+        """How many jobs failed in the last 24 hours, as far as is known."""
+        first = self.now() - LATELY
+        failed = self._failed | {
+            job.number: job.ended or 0.0 for job in self.of(Job).values() if job.state == "failed"
+        }
+        return sum(ended >= first for ended in failed.values())
+
+    async def _quietly(self, member: str, **options: Any) -> Any:
+        """Call a method of the manager for what may come late: nobody is told of the wait."""
+        (found,) = await self._link.call(ROOT, *spelled(MANAGER, member, **options))
+        return found
 
     def _tell(self, changed: frozenset[type]) -> None:
         if changed:

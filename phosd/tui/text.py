@@ -4,6 +4,7 @@ Command lines, image names and errors come from users' programs. They are never 
 and characters that move the cursor or change the writing direction are shown as escapes.
 """
 
+import re
 import shlex
 from collections.abc import Sequence
 from datetime import datetime
@@ -11,10 +12,13 @@ from datetime import datetime
 from rich.cells import cell_len, set_cell_size
 
 from phosd.client import text as everywhere
+from phosd.client.records import Job
 from phosd.client.text import human_bytes, rate, since
 
 __all__ = [
+    "Cell",
     "bar",
+    "cause",
     "command_line",
     "fit",
     "human_bytes",
@@ -26,10 +30,14 @@ __all__ = [
     "when",
 ]
 
+Cell = str | tuple[str, str]
+"""A text, or a text and its tone: ``dim``, ``good``, ``warn``, ``bad``, ``stop`` or ``accent``."""
 _LONGEST = 4096
 """Most characters of a text to process: a long command line must not slow the screen down."""
 _MOST_WORDS = 256
 _HEIGHTS = "▁▂▃▄▅▆▇█"
+_OF_OTHERS = r"\n| \| "
+"""What separates the cause in a message from the lines that other programs have printed."""
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 
 
@@ -43,6 +51,14 @@ def plain(text: str, *, lines: bool = False) -> str:
 def command_line(words: Sequence[str]) -> str:
     """Format a command line on one line."""
     return plain(shlex.join(word[:_LONGEST] for word in words[:_MOST_WORDS]))
+
+
+def cause(job: Job) -> str:
+    """Return why a job failed, on one line: the first of its message, without what other programs
+    have printed. The job's page has all of it.
+    """
+    first, *more = re.split(_OF_OTHERS, job.message, maxsplit=1)
+    return plain(f"{' '.join(first.split()) or job.error}{' …' if more else ''}")
 
 
 def fit(text: str, width: int, *, right: bool = False) -> str:

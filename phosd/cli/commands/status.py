@@ -20,14 +20,6 @@ from phosd.interface.methods import GPU, PROCESS
 from phosd.protection import Program, Protection, programs
 from phosd.units import duration_text
 
-_SIGNS = {
-    Protection.FAILED: "\N{HEAVY BALLOT X}",
-    Protection.NEVER: "\N{WHITE CIRCLE}",
-    Protection.LATE: "\N{BLACK UP-POINTING TRIANGLE}",
-    Protection.SAVED: "\N{MIDDLE DOT}",
-    Protection.PROTECTED: "\N{BLACK CIRCLE}",
-}
-
 
 @command()
 def status(settings: Settings) -> None:
@@ -68,7 +60,7 @@ def status(settings: Settings) -> None:
             "USER": lambda row: row["user_name"],
             "GPU": lambda row: ", ".join(map(str, row["gpus"])),
             "MEMORY": lambda row: human_bytes(row["device_bytes"]),
-            "PROTECTED": lambda row: f"{_SIGNS[row['protection']]} {row['protection']}",
+            "PROTECTED": lambda row: f"{row['protection'].sign} {row['protection']}",
             "AGE": lambda row: "" if row["age"] is None else since(now - row["age"], now),
             "EVERY": lambda row: (
                 duration_text(row["checkpoint_interval"]) if row["checkpoint_interval"] else ""

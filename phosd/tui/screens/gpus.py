@@ -14,10 +14,10 @@ from phosd.tui.node import SAMPLES, Contact, Node, Sample
 from phosd.tui.screens.base import NodeScreen
 from phosd.tui.screens.evacuation import evacuate
 from phosd.tui.screens.process import ProcessScreen
-from phosd.tui.text import bar, command_line, human_bytes, plain
+from phosd.tui.text import Cell, bar, command_line, human_bytes, plain
 from phosd.tui.widgets.chart import Chart, Plot
 from phosd.tui.widgets.listing import Listing
-from phosd.tui.widgets.table import Cell, Column, RecordTable
+from phosd.tui.widgets.table import Column, RecordTable
 
 _SECONDS = SAMPLES * 2.0
 """Time span of the charts."""

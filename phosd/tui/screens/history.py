@@ -19,12 +19,12 @@ from phosd.tui.past import MOST_ROWS, moment
 from phosd.tui.screens.base import NodeScreen
 from phosd.tui.screens.jobs import JobScreen
 from phosd.tui.screens.reading import Reading
-from phosd.tui.text import human_bytes, plain, rate, seconds, when
+from phosd.tui.text import Cell, human_bytes, plain, rate, seconds, when
 from phosd.tui.widgets.chart import Chart, Plot
 from phosd.tui.widgets.dialogs import Choice, Field, Form
 from phosd.tui.widgets.job import result_cell, state_cell
 from phosd.tui.widgets.listing import Listing
-from phosd.tui.widgets.table import Cell, Column, RecordTable
+from phosd.tui.widgets.table import Column, RecordTable
 
 _SHOWN = 500
 """Most jobs on the screen; an export has all that phosd returns."""

@@ -12,9 +12,9 @@ from phosd.tui.actions import Action, bindings
 from phosd.tui.node import Contact, Node
 from phosd.tui.screens import image_work
 from phosd.tui.screens.base import NodeScreen
-from phosd.tui.text import bar, command_line, human_bytes, plain, seconds, since, when
+from phosd.tui.text import Cell, bar, command_line, human_bytes, plain, seconds, since, when
 from phosd.tui.widgets.listing import Listing
-from phosd.tui.widgets.table import Cell, Column, RecordTable
+from phosd.tui.widgets.table import Column, RecordTable
 
 _PAGE = 5_000
 """Blocks per call."""

@@ -6,9 +6,8 @@ from pathlib import Path
 
 from phosd.client.records import Image
 from phosd.tui.screens.base import NodeScreen
-from phosd.tui.text import command_line, human_bytes, plain, since
+from phosd.tui.text import Cell, command_line, human_bytes, plain, since
 from phosd.tui.widgets.dialogs import Choice, Field, Form, Question
-from phosd.tui.widgets.table import Cell
 
 _MOST_NAMED = 5
 """Most images that a question names; beyond, it gives their number."""

@@ -10,9 +10,9 @@ from phosd.tui.node import Node
 from phosd.tui.screens import image_work
 from phosd.tui.screens.base import NodeScreen
 from phosd.tui.screens.image import ImageScreen
-from phosd.tui.text import command_line, human_bytes, plain, seconds, since
+from phosd.tui.text import Cell, command_line, human_bytes, plain, seconds, since
 from phosd.tui.widgets.listing import UNKNOWN, Listing
-from phosd.tui.widgets.table import Cell, Column, RecordTable
+from phosd.tui.widgets.table import Column, RecordTable
 
 
 class ImagesScreen(NodeScreen):

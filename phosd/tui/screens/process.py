@@ -18,10 +18,10 @@ from phosd.tui.actions import Action, bindings
 from phosd.tui.node import Contact, Node
 from phosd.tui.screens.base import NodeScreen
 from phosd.tui.screens.jobs import JobScreen
-from phosd.tui.text import command_line, human_bytes, plain, seconds, since
+from phosd.tui.text import Cell, command_line, human_bytes, plain, seconds, since
 from phosd.tui.widgets.job import progress_text, result_text, state_cell
 from phosd.tui.widgets.listing import Listing
-from phosd.tui.widgets.table import Cell, Column, RecordTable
+from phosd.tui.widgets.table import Column, RecordTable
 from phosd.units import duration_text
 
 

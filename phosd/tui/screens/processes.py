@@ -7,23 +7,33 @@ from typing import get_args
 
 from rich.text import Text
 from textual.app import ComposeResult
+from textual.containers import Horizontal, Vertical
 from textual.widgets import Static
 
+from phosd.protection import Program
 from phosd.client.records import Gpu, Image, Job, Process
+from phosd.client.storage import Storage
 from phosd.client.text import container_text
 from phosd.interface.options import CheckpointMode
 from phosd.tui.actions import Action, bindings
+from phosd.tui.names import program_cell, target_text
 from phosd.tui.node import Contact, Node
+from phosd.tui.output_tail import Tails
+from phosd.tui.programs import Programs, next_cell, protected_cell, trouble_cell
 from phosd.tui.screens import moving
 from phosd.tui.screens.base import NodeScreen
 from phosd.tui.screens.process import ProcessScreen
 from phosd.tui.screens.ring import RingScreen
-from phosd.tui.text import command_line, human_bytes, plain, since
+from phosd.tui.text import Cell, command_line, human_bytes, plain, seconds
 from phosd.tui.widgets.dialogs import Choice, Form, Question
 from phosd.tui.widgets.gpus import GpuLines
 from phosd.tui.widgets.job import job_line
+from phosd.tui.widgets.lately import Lately
+from phosd.tui.widgets.lines import Lines
 from phosd.tui.widgets.listing import UNKNOWN, Listing
-from phosd.tui.widgets.table import Cell, Column, RecordTable
+from phosd.tui.widgets.node_line import NodeLine
+from phosd.tui.widgets.pane import Content, ProgramPane
+from phosd.tui.widgets.table import Column, RecordTable
 from phosd.units import duration_text
 
 NO_JOB = "/"
@@ -31,15 +41,17 @@ NO_JOB = "/"
 _NOTHING = "no GPU processes; `phos run -- python train.py` starts one that can be saved"
 _MOST_JOBS = 4
 """Most jobs below the table; the screen Jobs has all."""
-_HOOKS: dict[str, tuple[str, str]] = {
-    "hooked": ("● hooked", "good"),
-    "driver": ("○ driver", "warn"),
-    "unsupported": ("✗ unsupp.", "bad"),
-}
 _STATES: dict[str, tuple[str, str]] = {
     "running": ("running", ""),
     "suspended": ("suspended", "accent"),
 }
+_PROTECTED = 5
+"""Number of the column by which the table is sorted at first: what needs somebody comes first."""
+_WITH_PANE, _LEAST_PANE, _WIDEST_PANE = 140, 42, 80
+"""Columns of the terminal from which there is a pane, and columns of the pane."""
+_AROUND_ROWS = 3
+"""Lines of a listing besides its rows: titles, their number, and the filter."""
+_LEAST_LATELY = 4
 _STANDING = ("locked", "checkpointed", "closed", "parked")
 """States that only a running job should cause."""
 
@@ -49,46 +61,83 @@ class ProcessesScreen(NodeScreen):
 
     SCOPE = "processes"
     TITLE_TEXT = "Processes"
-    SHOWS = frozenset({Process, Gpu, Job, Image, Contact})
+    SHOWS = frozenset({Process, Gpu, Job, Image, Storage, Contact})
     BINDINGS = bindings("processes")
     DEFAULT_CSS = """
+    ProcessesScreen Horizontal { height: 1fr; }
     ProcessesScreen .about { height: auto; max-height: 3; padding: 0 1; color: $text-muted; }
-    ProcessesScreen .jobs {
-        height: auto; padding: 0 1; background: $boost;
-        text-wrap: nowrap; text-overflow: ellipsis;
-    }
+    ProcessesScreen .jobs { background: $boost; text-overflow: ellipsis; }
     """
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._programs = Programs()
+        self._basis: object = None
+        """What the parts that change seldom were drawn from."""
+        self._moment = 0.0
+        """Time of what the pane says."""
+        self._images: tuple[object, list[Image]] = (None, [])
+        self._tails = Tails(self._tail_came)
+        self._tail: tuple[str, list[str]] = ("", [])
+        self._said: str | None = None
+        """What is said below the table; None: nothing yet."""
+
     def body(self) -> ComposeResult:
-        columns: list[Column[Process]] = [
-            Column("PID", 7, lambda p: str(p.pid), lambda p: p.pid, right=True),
-            Column("USER", 8, lambda p: plain(p.user_name), lambda p: p.user_name, rank=5),
-            Column("GPU", 4, self._gpus, self._gpus, rank=4),
-            Column("MEMORY", 10, lambda p: human_bytes(p.device_bytes), lambda p: p.device_bytes,
-                   right=True, rank=1),
-            Column("HOOK", 10, lambda p: _HOOKS.get(p.hook, plain(p.hook)), lambda p: p.hook),
-            Column("IMAGE", 6, self._age, lambda p: self._made(p) or 0.0, right=True, rank=3),
-            Column("STATE", 14, self._state, self._state),
-            Column("COMMAND", 0, _command, lambda p: p.command),
-        ]  # fmt: skip
+        yield NodeLine()
         yield GpuLines()
-        yield Listing(RecordTable(columns), UNKNOWN)
+        with Horizontal():
+            table = RecordTable(self._columns(), sort=_PROTECTED, steady=False)
+            with Vertical():
+                yield Listing(table, UNKNOWN)
+                yield Lately()
+            yield ProgramPane(lambda: self.node)
         yield Static(classes="about", markup=False)
-        yield Static(classes="jobs", markup=False)
+        yield Lines(classes="jobs")
+
+    def _columns(self) -> list[Column[Process]]:
+        return [
+            Column("NAME", 12, program_cell, lambda p: (not p.name, p.name, p.command), grow=14),
+            Column("PID", 7, lambda p: str(p.pid), lambda p: p.pid, right=True),
+            Column("USER", 8, lambda p: plain(p.user_name), lambda p: p.user_name, rank=8),
+            Column("GPU", 3, self._gpus, self._gpus, rank=6),
+            Column("MEMORY", 9, lambda p: human_bytes(p.device_bytes), lambda p: p.device_bytes,
+                   right=True, rank=7),
+            Column("PROTECTED", 18, self._by(protected_cell), self._urgency),
+            Column("EVERY", 6, lambda p: duration_text(p.every) if p.every else "",
+                   lambda p: p.every, right=True, rank=11),
+            Column("NEXT", 6, self._by(next_cell), self._due, right=True, rank=4),
+            Column("STOP", 7, self._stop, self._stopped, right=True, rank=9),
+            Column("RESTARTED", 9, _restarter, lambda p: p.restarter, rank=12),
+            Column("STATE", 12, self._state, self._state, rank=2),
+            Column("LAST TROUBLE", 30, self._trouble, self._trouble, rank=3, grow=40),
+            Column("COMMAND", 0, _command, lambda p: p.command, rank=14),
+        ]  # fmt: skip
 
     # Cells
 
+    def _by(self, cell: Callable[[Program, float], Cell]) -> Callable[[Process], Cell]:
+        """Return the cell of a process that says something of its program."""
+        return lambda process: cell(self._programs.of[process.path], self.node.now())
+
+    def _urgency(self, process: Process) -> int:
+        return self._programs.urgency[process.path]
+
     def _gpus(self, process: Process) -> str:
-        gpus = self.node.of(Gpu)
-        return ",".join(str(gpus[path].ordinal) if path in gpus else "?" for path in process.gpus)
+        return ",".join(str(gpu.ordinal) for gpu in self.node.gpus_of(process))
 
-    def _made(self, process: Process) -> float | None:
-        image = self.node.image(process.last_image) if process.last_image else None
-        return image.created if image else None
+    def _due(self, process: Process) -> float:
+        return self._programs.of[process.path].due or float("inf")
 
-    def _age(self, process: Process) -> Cell:
-        made = self._made(process)
-        return since(made, self.node.now()) if made else ("never", "dim")
+    def _stopped(self, process: Process) -> float:
+        image = self._programs.of[process.path].image
+        return image.stop_seconds if image is not None else 0.0
+
+    def _stop(self, process: Process) -> str:
+        stopped = self._stopped(process)
+        return seconds(stopped) if stopped else ""
+
+    def _trouble(self, process: Process) -> Cell:
+        return trouble_cell(self._programs.of[process.path], process, self.node.now())
 
     def _state(self, process: Process) -> Cell:
         job = self.node.job_of(str(process.pid))
@@ -109,7 +158,10 @@ class ProcessesScreen(NodeScreen):
         return self.query_one(RecordTable)
 
     def show(self, node: Node) -> None:
-        self.query_one(GpuLines).show(node, most=8 if self.size.height >= 40 else 3)
+        basis = (self.size, node.contact, node.changes[Gpu], node.changes[Storage])
+        if self._programs.look(node) or basis != self._basis:
+            self._basis = basis
+            self._show_slow()
         listing = self.query_one(Listing)
         listing.say(_NOTHING if node.heard else UNKNOWN)
         listing.show_records(node.of(Process))
@@ -118,46 +170,130 @@ class ProcessesScreen(NodeScreen):
 
     def tick(self) -> None:
         super().tick()
+        self._moment = self.node.now()
+        self._programs.look(self.node, again=True)
+        self._basis = None
+        self.show(self.node)
+        self._read_output()
+
+    def _show_slow(self) -> None:
+        """Show what changes seldom, or need not be more exact than a second."""
+        self._show_pane_or_not()
+        self.query_one(NodeLine).show(self.node, self._programs.all)
         self.query_one(GpuLines).show(self.node, most=8 if self.size.height >= 40 else 3)
-        self.table.refresh()
-        self._show_jobs()
+        self._show_lately()
 
     def _show_jobs(self) -> None:
         jobs = self.node.active_jobs
-        lines = [job_line(job, self.node.now()) for job in jobs[:_MOST_JOBS]]
+        lines = [
+            job_line(job, self.node.now(), target_text(job, self.node)) for job in jobs[:_MOST_JOBS]
+        ]
         if len(jobs) > _MOST_JOBS:
             lines.append(Text(f"and {len(jobs) - _MOST_JOBS} more jobs (2)", "dim"))
-        place = self.query_one(".jobs", Static)
-        place.display = bool(lines)
-        place.update(Text("\n").join(lines))
+        self.query_one(".jobs", Lines).say(lines)
+
+    def _show_pane_or_not(self) -> None:
+        """Show the pane where there is room beside the table."""
+        pane, width = self.query_one(ProgramPane), self.size.width
+        pane.display = width >= _WITH_PANE
+        pane.styles.width = min(_WIDEST_PANE, _LEAST_PANE + (width - _WITH_PANE) // 4)
+
+    def _show_lately(self) -> None:
+        """Leave to the jobs that ended last what the table does not need."""
+        listing, lately = self.query_one(Listing), self.query_one(Lately)
+        needed = self.table.shown + _AROUND_ROWS
+        room = self.query_one(Vertical).size.height - needed
+        over = any(job.over for job in self.node.of(Job).values())
+        lately.display = over and room >= _LEAST_LATELY
+        listing.styles.height = needed if lately.display else "1fr"
+        lately.refresh()
 
     def _show_about(self) -> None:
-        """Show what does not fit into the row: why there is no hook, the schedule."""
-        process = self.table.current
-        parts = []
-        if process is not None:
-            if process.state == moving.SUSPENDED:
-                parts.append(f"suspended: {process.reason}; s resumes it")
-            elif process.reason:
-                parts.append(f"{process.hook}: {process.reason}")
-            if self._standing([process]):
-                parts.append("stopped, and no job works on it: press b to resume it")
-            if process.container:
-                parts.append(f"in container {container_text(process.container)}")
-            if process.slurm_step:
-                parts.append(f"Slurm step {process.slurm_step}")
-            if process.every:
-                every = duration_text(process.every)
-                parts.append(f"saved every {every}, the last {process.keep} are kept")
-            if process.last_image:
-                parts.append(f"last image {process.last_image}")
-        place = self.query_one(".about", Static)
-        place.display = bool(parts)
-        place.update(plain("; ".join(parts)))
+        """Show what does not fit into the row: in the pane, or else below the table."""
+        process, pane = self.table.current, self.query_one(ProgramPane)
+        if pane.display:
+            self._say("")
+            pane.show(self._content(process) if process is not None else None)
+            return
+        self._say("; ".join(self._said_of(process)) if process is not None else "")
+
+    def _say(self, text: str) -> None:
+        """Say something below the table, if there is anything to say."""
+        if text != self._said:
+            self._said = text
+            place = self.query_one(".about", Static)
+            place.display = bool(text)
+            place.update(plain(text))
+
+    def _content(self, process: Process) -> Content | None:
+        program = self._programs.of.get(process.path)
+        if program is None:
+            return None
+        output = process.output[0] if process.output else ""
+        lines = self._tail[1] if self._tail[0] == output else []
+        return Content(
+            process,
+            program,
+            self._images_of(process),
+            self._hints(process),
+            self.node.job_of(str(process.pid)),
+            output,
+            lines,
+            self._moment or self.node.now(),
+        )
+
+    def _images_of(self, process: Process) -> list[Image]:
+        """Return the images of the program, as they were when one changed last."""
+        basis = (process.path, process.name, self.node.changes[Image])
+        if self._images[0] != basis:
+            self._images = (basis, _images_of(process, self.node))
+        return self._images[1]
+
+    def _hints(self, process: Process) -> list[str]:
+        """Return what the user may do about its state."""
+        if process.state == moving.SUSPENDED:
+            return [f"suspended: {process.reason}; s resumes it"]
+        if self._standing([process]):
+            return ["stopped, and no job works on it: press b to resume it"]
+        return []
+
+    def _said_of(self, process: Process) -> list[str]:
+        parts = self._hints(process)
+        if process.reason and process.state != moving.SUSPENDED:
+            parts.append(f"{process.hook}: {process.reason}")
+        if process.container:
+            parts.append(f"in container {container_text(process.container)}")
+        if process.slurm_step:
+            parts.append(f"Slurm step {process.slurm_step}")
+        if process.every:
+            every = duration_text(process.every)
+            parts.append(f"saved every {every}, the last {process.keep} are kept")
+        if process.last_image:
+            parts.append(f"last image {process.last_image}")
+        if process.restarter:
+            parts.append(f"restarted by {process.restarter}")
+        if process.name:
+            parts.append(command_line(process.command))
+        return parts
 
     def on_record_table_moved(self) -> None:
         super().on_record_table_moved()
         self._show_about()
+        self._read_output()
+
+    def _read_output(self) -> None:
+        """Read the end of the output of the chosen program, where it is shown."""
+        process = self.table.current
+        if process is not None and process.output and self.query_one(ProgramPane).display:
+            self._tails.want(process.output[0])
+
+    def _tail_came(self, path: str, lines: list[str]) -> None:
+        self._tail = (path, lines)
+        if self.framed:
+            self._show_about()
+
+    def on_unmount(self) -> None:
+        self._tails.stop()
 
     # Actions
 
@@ -368,6 +504,24 @@ class ProcessesScreen(NodeScreen):
         process = self.table.current
         if process is not None:
             self.app.push_screen(RingScreen(process))
+
+
+def _images_of(process: Process, node: Node) -> list[Image]:
+    """Return the images of the program, oldest first."""
+    if process.name:
+        found = (
+            image
+            for image in node.of(Image).values()
+            if image.name == process.name and image.owner == process.user
+        )
+    else:
+        found = (image for image in node.of(Image).values() if image.pid == process.pid)
+    return sorted(found, key=lambda image: image.id)
+
+
+def _restarter(process: Process) -> Cell:
+    """Return the kind of what would start the program again."""
+    return plain(process.restarter.rpartition(" ")[0]) or ("by hand", "dim")
 
 
 def _command(process: Process) -> Cell:

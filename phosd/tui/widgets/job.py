@@ -1,6 +1,5 @@
 """Format jobs as text: one line of progress, and a page with all details."""
 
-import re
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from textwrap import wrap
@@ -9,7 +8,7 @@ from rich.text import Text
 
 from phosd.client.records import Job, Phase
 from phosd.client.text import figure
-from phosd.tui.text import bar, fit, human_bytes, plain, rate, seconds, since, when
+from phosd.tui.text import bar, cause, fit, human_bytes, plain, rate, seconds, since, when
 
 _STATES: dict[str, tuple[str, str]] = {
     "queued": ("◌", "dim"),
@@ -21,14 +20,12 @@ _STATES: dict[str, tuple[str, str]] = {
 }
 _ORANGE = "dark_orange3"
 """Yellow is illegible on a light screen."""
-_STYLES = {
+STYLES = {
     "dim": "dim", "good": "green", "warn": _ORANGE, "bad": "bold red", "accent": "cyan",
     "stop": f"bold {_ORANGE} reverse",
 }  # fmt: skip
 _PLACES = {"memory": "in host memory", "disk": "on disk"}
 """Places of a suspended process's device memory."""
-_OF_OTHERS = r"\n| \| "
-"""What separates the cause in a message from the lines that other programs have printed."""
 _RUNNING_FILLS = "▒░"
 _BAR = 10
 _NAME = 14
@@ -77,20 +74,12 @@ def result_cell(job: Job) -> tuple[str, str]:
     return result_text(job), ""
 
 
-def cause(job: Job) -> str:
-    """Return why a job failed, on one line: the first of its message, without what other programs
-    have printed. The job's page has all of it.
-    """
-    first, *more = re.split(_OF_OTHERS, job.message, maxsplit=1)
-    return plain(f"{' '.join(first.split()) or job.error}{' …' if more else ''}")
-
-
-def job_line(job: Job, now: float) -> Text:
-    """Format the present work of a job in one line."""
+def job_line(job: Job, now: float, target: str) -> Text:
+    """Format the present work of a job on ``target`` in one line."""
     shown, tone = state_cell(job)
     line = Text(no_wrap=True, overflow="ellipsis")
-    line.append(shown if job.stopped else shown[0], _STYLES.get(tone, ""))
-    line.append(f" job {job.number}: {plain(job.operation)} {plain(job.target)}  ")
+    line.append(shown if job.stopped else shown[0], STYLES.get(tone, ""))
+    line.append(f" job {job.number}: {plain(job.operation)} {target}  ")
     if job.state == "queued":
         line.append("others must end first", "dim")
         return line
@@ -109,7 +98,7 @@ def job_page(job: Job, now: float, width: int) -> Text:
     def say(name: str, value: str, tone: str = "") -> None:
         page.append(f"{name:<{_NAME}}", "bold")
         lines = wrap(value, max(width - _NAME, _NAME), break_on_hyphens=False) or [""]
-        page.append(f"\n{'':<{_NAME}}".join(lines) + "\n", _STYLES.get(tone, ""))
+        page.append(f"\n{'':<{_NAME}}".join(lines) + "\n", STYLES.get(tone, ""))
 
     for fact in _facts(job, now):
         say(*fact)

@@ -19,15 +19,13 @@ from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
 from phosd.tui.actions import MOVE, TABLE, bindings
-from phosd.tui.text import fit
+from phosd.tui.text import Cell, fit
 
 _T = TypeVar("_T")
-Cell = str | tuple[str, str]
-"""A text, or a text and its tone: ``dim``, ``good``, ``warn``, ``bad``, ``stop`` or ``accent``."""
 TONES = ("dim", "good", "warn", "bad", "stop", "accent")
 _REACTION = 0.5
 """Reaction time in seconds: a key pressed sooner after a change was meant for the old state."""
-_LEAST_LAST = 20
+_LEAST_LAST = 18
 """Least cells of the last column; below that, another column is left out."""
 _SPARE_SHARE = 0.5
 """Part of the spare width that columns which may grow take together; the last one has the rest."""
@@ -98,9 +96,14 @@ class RecordTable(ScrollView, Generic[_T], can_focus=True):
         *,
         sort: int = 0,
         descending: bool = False,
+        steady: bool = True,
         **kwargs: Any,
     ) -> None:
+        """``steady``: what the cells of a record say, as far as a filter looks for it, changes only
+        with the record.
+        """
         super().__init__(**kwargs)
+        self._steady = steady
         self._columns = tuple(columns)
         self._records: Mapping[str, _T] = {}
         self._texts: dict[str, tuple[_T, str]] = {}
@@ -178,7 +181,7 @@ class RecordTable(ScrollView, Generic[_T], can_focus=True):
     def _matches(self, key: str) -> bool:
         record = self._records[key]
         known = self._texts.get(key)
-        if known is None or known[0] is not record:
+        if known is None or known[0] is not record or not self._steady:
             cells = (column.cell(record) for column in self._columns)
             text = "\n".join(c if isinstance(c, str) else c[0] for c in cells).casefold()
             known = self._texts[key] = (record, text)

@@ -234,12 +234,14 @@ def test_why_a_process_has_no_hook_is_told_and_what_cannot_be_saved_is_dimmed() 
 
     async def body() -> None:
         async with opened(node) as pilot:
-            assert "○ driver" in text(pilot) and "driver: started without `phos run`" in text(pilot)
+            assert "driver: started without `phos run`" in text(pilot)
             await pilot.press("L")
             await until_told(pilot, "1 has no hook; start it with `phos run`")
             pilot.app.clear_notifications()
             await pilot.press("down")
-            await until_shown(pilot, "✗ unsupp.", "it uses managed memory; saved every 1 min")
+            await until_shown(
+                pilot, "cannot be saved: ", "it uses managed memory; saved every 1 min"
+            )
             await pilot.press("c")
             await until_told(pilot, "2 cannot be saved: it uses managed memory")
             assert link.asked == []
@@ -247,15 +249,14 @@ def test_why_a_process_has_no_hook_is_told_and_what_cannot_be_saved_is_dimmed() 
     run(body)
 
 
-def test_without_nvml_the_gpu_says_that_it_does_not_tell() -> None:
-    node, _ = fake_node(gpu(utilisation=None, temperature=None, power=None), process(1))
+def test_what_a_gpu_does_not_tell_takes_no_room() -> None:
+    silent = gpu(utilisation=None, temperature=None, power=None, memory_used=41 << 30)
+    node, _ = fake_node(silent, process(1, name="bert"))
 
     async def body() -> None:
-        async with opened(node) as pilot:
-            assert "load, heat and power not told" in text(pilot)
-            node.sample()
-            await pilot.resize_terminal(*LARGE)
-            await until_shown(pilot, "not told")
+        async with opened(node, (120, 24)) as pilot:
+            await until_shown(pilot, "41.0 of 141.0 GiB   █ bert 40.0 GiB  ░ others 1.0 GiB")
+            assert "%" not in text(pilot) and "°C" not in text(pilot)
 
     run(body)
 
@@ -269,7 +270,7 @@ def test_at_eighty_columns_there_is_room_for_the_history_of_the_load() -> None:
                 loaded = gpu(utilisation=load)
                 node.apply(Update({loaded.path: loaded}))
                 node.sample()
-            await until_shown(pilot, "▁█▅   50%", "61 °C", "412 W")
+            await until_shown(pilot, "▁█▅  50%", "61 °C", "412 W")
 
     run(body)
 
@@ -280,7 +281,7 @@ def test_many_gpus_leave_room_for_the_processes() -> None:
     async def body() -> None:
         async with opened(node) as pilot:
             assert "and 13 more GPUs" in text(pilot)
-            assert "● hooked" in text(pilot)
+            assert "running" in text(pilot)
             await pilot.resize_terminal(*LARGE)
             await until_shown(pilot, "and 8 more GPUs")
 

@@ -118,7 +118,7 @@ def test_without_nvml_the_memory_that_is_used_is_what_the_processes_hold() -> No
 
     async def body() -> None:
         async with opened(node) as pilot:
-            assert "3.0 GiB of 141.0 GiB" in text(pilot)
+            assert "3.0 of 141.0 GiB" in text(pilot)
             await pilot.press("5")
             await until_shown(pilot, "3.0 GiB of 141.0 GiB used; processes: 1")
 

@@ -75,10 +75,10 @@ SCREENS: dict[str, list[str]] = {
     "jobs": ["2"],
     "job-running": ["2", "end", "enter"],
     "job-done": ["2", "end", "up", "enter"],
-    "process": ["down", "enter"],
-    "process-blocks": ["down", "enter", "right", "right"],
-    "ring": ["down", "L"],
-    "form": ["down", "C"],
+    "process": ["end", "enter"],
+    "process-blocks": ["end", "enter", "right", "right"],
+    "ring": ["end", "L"],
+    "form": ["end", "C"],
     "help": ["question_mark"],
 }
 
@@ -138,8 +138,8 @@ TROUBLES: dict[str, tuple[Callable[[Node, FakeLink], None], list[str]]] = {
     "slow": (slow, []),
     "troubled": (troubled, []),
     "no-nvml": (no_nvml, []),
-    "not-authorized": (refused, ["down", "c"]),
-    "old-service": (old_service, ["c"]),
+    "not-authorized": (refused, ["end", "c"]),
+    "old-service": (old_service, ["end", "c"]),
 }
 
 
