@@ -41,6 +41,8 @@ SCREENS: tuple[type[NodeScreen], ...] = (
 _TOAST_SECONDS: dict[Severity, float] = {"information": 6, "warning": 8, "error": 15}
 _TOASTS_A_SECOND = 8
 """Users cannot read more; one toast then says how many were suppressed."""
+_ROOM_FOR_BOTH = 16
+"""Lines of a terminal from which there is room for the banner and for toasts."""
 _SAMPLE_SECONDS = 2.0
 _SURVEY_SECONDS = 30.0
 
@@ -136,6 +138,8 @@ class PhosApp(Host):
         before, self._contact = self._contact, self.node.contact
         if self._contact is Contact.HERE and before is not Contact.HERE:
             self._tell_lost()
+        if self._contact is Contact.GONE and before is not Contact.GONE and self._crowded:
+            self.clear_notifications()
         if Job in changed:
             self._tell_ended()
         if Manager in changed and self.node.contact is Contact.HERE:
@@ -157,6 +161,8 @@ class PhosApp(Host):
 
     def tell(self, title: str, text: str, severity: Severity = "information") -> None:
         """Show a toast. The text may be untrusted."""
+        if severity == "information" and self._crowded:
+            return
         now = monotonic()
         self._toasts = [moment for moment in self._toasts if now - moment < 1.0]
         if len(self._toasts) >= _TOASTS_A_SECOND:
@@ -172,6 +178,11 @@ class PhosApp(Host):
             timeout=_TOAST_SECONDS[severity],
             markup=False,
         )
+
+    @property
+    def _crowded(self) -> bool:
+        """Whether a toast would cover the banner that says that there is no phosd."""
+        return self.node.contact is Contact.GONE and self.size.height < _ROOM_FOR_BOTH
 
     def _tell_rest(self) -> None:
         count, self._untold = self._untold, 0

@@ -10,7 +10,7 @@ from phosd.tui.widgets.dialogs import Question
 
 _MOST_SHOWN = 8
 """Most steps that a question shows; beyond, it gives their number."""
-_COMMAND = 28
+_COMMAND = 60
 """Characters of a command line that a question shows."""
 
 
@@ -32,7 +32,7 @@ async def evacuate(screen: NodeScreen, gpu: Gpu) -> None:
         if yes:
             screen.ask(what, _carry_out(screen.node, todo))
 
-    screen.app.push_screen(Question(_question(gpu, steps), "Evacuate"), answered)
+    screen.app.push_screen(Question(_question(gpu, steps), "Evacuate", rows=True), answered)
 
 
 def _question(gpu: Gpu, steps: list[Step]) -> str:

@@ -1,5 +1,6 @@
 """Show one GPU at a time: charts of its figures, and the processes that hold its memory."""
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -10,12 +11,14 @@ from textual.widgets import Static
 
 from phosd.client.records import Gpu, Process
 from phosd.tui.actions import Action, bindings
+from phosd.tui.names import program_cell
 from phosd.tui.node import SAMPLES, Contact, Node, Sample
 from phosd.tui.screens.base import NodeScreen
 from phosd.tui.screens.evacuation import evacuate
 from phosd.tui.screens.process import ProcessScreen
 from phosd.tui.text import Cell, bar, command_line, human_bytes, plain
 from phosd.tui.widgets.chart import Chart, Plot
+from phosd.tui.widgets.gpus import NO_GPUS
 from phosd.tui.widgets.listing import Listing
 from phosd.tui.widgets.table import Column, RecordTable
 
@@ -58,6 +61,7 @@ class GpusScreen(NodeScreen):
     DEFAULT_CSS = """
     GpusScreen .which { height: auto; max-height: 4; padding: 0 1; background: $boost; }
     GpusScreen Grid { height: 1fr; min-height: 6; grid-size: 1; }
+    GpusScreen Grid.-side { grid-size: 2 1; }
     GpusScreen Grid.-all { grid-size: 2 2; height: 2fr; }
     """
 
@@ -68,19 +72,21 @@ class GpusScreen(NodeScreen):
 
     def body(self) -> ComposeResult:
         columns: list[Column[Process]] = [
+            Column("NAME", 12, program_cell, lambda p: (not p.name, p.name, p.command), grow=14),
             Column("PID", 8, lambda p: str(p.pid), lambda p: p.pid, right=True),
             Column("USER", 8, lambda p: plain(p.user_name), lambda p: p.user_name, rank=2),
             Column("MEMORY", 10, lambda p: human_bytes(p.device_bytes), lambda p: p.device_bytes,
                    right=True),
             Column("OF THE GPU", 16, self._share, lambda p: p.device_bytes),
             Column("STATE", 12, lambda p: plain(p.state), lambda p: p.state, rank=1),
-            Column("COMMAND", 0, lambda p: command_line(p.command), lambda p: p.command),
+            Column("COMMAND", 0, lambda p: command_line(p.command), lambda p: p.command,
+                   rank=3),
         ]  # fmt: skip
         yield Static(classes="which", markup=False)
         with Grid():
             for figure in FIGURES:
                 yield Chart(id=figure.name.lower())
-        yield Listing(RecordTable(columns, sort=2, descending=True), "nobody holds memory of it")
+        yield Listing(RecordTable(columns, sort=3, descending=True), "nobody holds memory of it")
 
     @property
     def table(self) -> RecordTable[Process]:
@@ -100,26 +106,32 @@ class GpusScreen(NodeScreen):
     def show(self, node: Node) -> None:
         gpu = self.gpu
         self.query_one(".which", Static).update(self._which(gpu))
+        self._show_charts(gpu, node)
+        holders = node.holders(gpu) if gpu is not None else []
+        self.query_one(Listing).show_records({process.path: process for process in holders})
+
+    def _show_charts(self, gpu: Gpu | None, node: Node) -> None:
+        """Show the figures that the GPU tells: all of them where there is room, else one."""
+        told = [figure for figure in FIGURES if gpu is not None and _tells(gpu, figure, node)]
         every = self.size.width >= _WIDE and self.size.height >= _HIGH
-        self.query_one(Grid).set_class(every, "-all")
-        for number, figure in enumerate(FIGURES):
+        shown = told if every or not told else [told[self._figure % len(told)]]
+        grid = self.query_one(Grid)
+        grid.display = bool(shown)
+        grid.set_class(len(shown) > 1, "-side")
+        grid.set_class(len(shown) > 2, "-all")
+        for figure in FIGURES:
             chart = self.query_one(f"#{figure.name.lower()}", Chart)
-            chart.display = every or number == self._figure
+            chart.display = figure in shown
             if gpu is not None and chart.display:
                 chart.show(_plot(figure, gpu, node))
-        holders = {p: process for p, process in node.of(Process).items() if self._holds(process)}
-        self.query_one(Listing).show_records(holders)
 
     def tick(self) -> None:
         super().tick()
         self.show(self.node)
 
-    def _holds(self, process: Process) -> bool:
-        return self.gpu is not None and self.gpu.path in process.gpus
-
     def _which(self, gpu: Gpu | None) -> Text:
         if gpu is None:
-            return Text("no GPUs" if self.node.heard else "GPUs: not known yet", "dim")
+            return Text(NO_GPUS if self.node.heard else "GPUs: not known yet", "dim")
         text = Text()
         for other in self.node.gpus:
             here = other.path == gpu.path
@@ -127,10 +139,12 @@ class GpusScreen(NodeScreen):
         text.append(f"  GPU {gpu.ordinal}: {plain(gpu.name)}", "bold")
         text.append(f"  {plain(gpu.uuid)}", "dim")
         used = f"{human_bytes(self.node.memory_used(gpu))} of {human_bytes(gpu.memory_total)} used"
-        seen = sum(self._holds(process) for process in self.node.of(Process).values())
-        hidden = len(set(gpu.pids) - {p.pid for p in self.node.of(Process).values()})
-        others = f", {hidden} more that phosd does not show you" if hidden else ""
-        text.append(f"\n{used}; processes: {seen}{others}")
+        seen = self.node.holders(gpu)
+        hidden = len(set(gpu.pids) - {process.pid for process in seen})
+        text.append(f"\n{used}; processes: {len(seen)}{_others(hidden)}")
+        untold = [f.name.lower() for f in FIGURES if not _tells(gpu, f, self.node)]
+        if untold:
+            text.append(f"; {', '.join(untold)}: n/a, NVML does not tell", "dim")
         return text
 
     def _share(self, process: Process) -> Cell:
@@ -162,7 +176,7 @@ class GpusScreen(NodeScreen):
 
     def action_figure(self) -> None:
         """Show the next chart, where there is room for only one."""
-        self._figure = (self._figure + 1) % len(FIGURES)
+        self._figure += 1
         self.show(self.node)
 
     def action_evacuate(self) -> None:
@@ -174,14 +188,27 @@ class GpusScreen(NodeScreen):
             self.app.push_screen(ProcessScreen(self.table.current))
 
 
+def _tells(gpu: Gpu, figure: Figure, node: Node) -> bool:
+    """Return whether a GPU tells a figure, now or a little while ago."""
+    now = Sample(0.0, gpu.utilisation, gpu.memory_used, gpu.temperature, gpu.power)
+    samples = (now, *node.samples.get(gpu.path, ()))
+    return any(figure.of(sample) is not None for sample in samples)
+
+
+def _others(count: int) -> str:
+    """Say whose the processes on a GPU are that phosd does not list: root sees those of all users,
+    and what is left are phosd's own.
+    """
+    if not count:
+        return ""
+    return f", {count} of phosd" if os.geteuid() == 0 else f", {count} of phosd or other users"
+
+
 def _plot(figure: Figure, gpu: Gpu, node: Node) -> Plot:
     now = node.now()
     points = [(sample.time, figure.of(sample)) for sample in node.samples.get(gpu.path, ())]
     known = [value for _, value in points if value is not None]
-    told = f"{figure.write(known[-1])}, at most {figure.write(max(known))}" if known else "not told"
-    nothing = (
-        f"{plain(gpu.name)} does not tell it: there is no NVML for it" if points else "not yet"
-    )
+    told = f"{figure.write(known[-1])}, at most {figure.write(max(known))}" if known else "not yet"
     title = f"{figure.name}: {told}"
     span = (now - _SECONDS, now)
-    return Plot(title, points, span, figure.write, figure.most(gpu), _HOLD, nothing)
+    return Plot(title, points, span, figure.write, figure.most(gpu), _HOLD, "not yet")

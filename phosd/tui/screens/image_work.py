@@ -96,17 +96,25 @@ async def _delete(screen: NodeScreen, image: Image) -> str:
 
 
 def verified_cell(screen: NodeScreen, image: Image) -> Cell:
-    """Return the result and age of the last verification, or the progress of a job on the image."""
+    """Return the result and age of the last verification or rehearsal, or the progress of a job on
+    the image.
+    """
     job = screen.node.job_of(image.id)
     if job is not None:
         share = "" if job.progress is None else f" {job.progress:.0%}"
         if job.state == "queued":
             return "◌ queued", "dim"
         return f"▶ {plain(job.operation)}{share}", "accent"
+    now = screen.node.now()
+    if image.whole is False:
+        return f"✗ DAMAGED {since(image.verified, now)}", "bad"
+    if image.rehearsed is not None and image.rehearsed >= (image.verified or 0.0):
+        age = since(image.rehearsed, now)
+        failed = (f"✗ no restore {age}", "bad")
+        return failed if image.rehearsal_error else (f"✓ rehearsed {age}", "good")
     if image.whole is None:
         return "never", "dim"
-    age = since(image.verified, screen.node.now())
-    return (f"✓ {age} ago", "good") if image.whole else (f"✗ DAMAGED {age}", "bad")
+    return f"✓ {since(image.verified, now)} ago", "good"
 
 
 def _named(image: Image) -> str:

@@ -44,7 +44,7 @@ class ImagesScreen(NodeScreen):
                    lambda i: i.stop_seconds, right=True, rank=9),
             Column("MODE", 10, lambda i: plain(i.mode), lambda i: i.mode, rank=3),
             Column("STATE", 9, _state, lambda i: (i.crashes, i.state), rank=4),
-            Column("VERIFIED", 13, lambda i: image_work.verified_cell(self, i),
+            Column("VERIFIED", 18, lambda i: image_work.verified_cell(self, i),
                    lambda i: (i.whole is None, i.whole, -(i.verified or 0.0))),
             Column("PARENT", 22, lambda i: plain(i.parent), lambda i: i.parent, rank=11),
             Column("COMMAND", 0, lambda i: command_line(i.command), lambda i: i.command,
@@ -86,6 +86,8 @@ class ImagesScreen(NodeScreen):
                 parts.append(f"parent {image.parent}{gone}")
             if image.whole is False:
                 parts.append("DAMAGED: it cannot be restored; delete it")
+            if image.rehearsal_error:
+                parts.append(f"its restore was rehearsed, and failed: {image.rehearsal_error}")
         place = self.query_one(".about", Static)
         place.display = bool(parts)
         place.update(plain("; ".join(parts)))

@@ -3,29 +3,27 @@
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import get_args
 
 from rich.text import Text
 from textual.app import ComposeResult
 from textual.containers import Horizontal, Vertical
 from textual.widgets import Static
 
-from phosd.protection import Program
 from phosd.client.records import Gpu, Image, Job, Process
 from phosd.client.storage import Storage
-from phosd.client.text import container_text
-from phosd.interface.options import CheckpointMode
 from phosd.tui.actions import Action, bindings
-from phosd.tui.names import program_cell, target_text
+from phosd.tui.names import target_text
 from phosd.tui.node import Contact, Node
 from phosd.tui.output_tail import Tails
-from phosd.tui.programs import Programs, next_cell, protected_cell, trouble_cell
-from phosd.tui.screens import moving
+from phosd.tui.programs import Programs
+from phosd.tui.screens import checkpoint_form, moving
 from phosd.tui.screens.base import NodeScreen
 from phosd.tui.screens.process import ProcessScreen
+from phosd.tui.screens.process_columns import PROTECTED, ProcessColumns
+from phosd.tui.screens.process_state import hints, images_of, said_of, standing, there
 from phosd.tui.screens.ring import RingScreen
-from phosd.tui.text import Cell, command_line, human_bytes, plain, seconds
-from phosd.tui.widgets.dialogs import Choice, Form, Question
+from phosd.tui.text import command_line, plain
+from phosd.tui.widgets.dialogs import Form, Question
 from phosd.tui.widgets.gpus import GpuLines
 from phosd.tui.widgets.job import job_line
 from phosd.tui.widgets.lately import Lately
@@ -33,27 +31,18 @@ from phosd.tui.widgets.lines import Lines
 from phosd.tui.widgets.listing import UNKNOWN, Listing
 from phosd.tui.widgets.node_line import NodeLine
 from phosd.tui.widgets.pane import Content, ProgramPane
-from phosd.tui.widgets.table import Column, RecordTable
-from phosd.units import duration_text
+from phosd.tui.widgets.table import RecordTable
 
 NO_JOB = "/"
 """Returned instead of a job's path by a call that ends a schedule."""
 _NOTHING = "no GPU processes; `phos run -- python train.py` starts one that can be saved"
 _MOST_JOBS = 4
 """Most jobs below the table; the screen Jobs has all."""
-_STATES: dict[str, tuple[str, str]] = {
-    "running": ("running", ""),
-    "suspended": ("suspended", "accent"),
-}
-_PROTECTED = 5
-"""Number of the column by which the table is sorted at first: what needs somebody comes first."""
 _WITH_PANE, _LEAST_PANE, _WIDEST_PANE = 140, 42, 80
 """Columns of the terminal from which there is a pane, and columns of the pane."""
 _AROUND_ROWS = 3
 """Lines of a listing besides its rows: titles, their number, and the filter."""
 _LEAST_LATELY = 4
-_STANDING = ("locked", "checkpointed", "closed", "parked")
-"""States that only a running job should cause."""
 
 
 class ProcessesScreen(NodeScreen):
@@ -85,70 +74,15 @@ class ProcessesScreen(NodeScreen):
     def body(self) -> ComposeResult:
         yield NodeLine()
         yield GpuLines()
+        columns = ProcessColumns(self.node, self._programs)
         with Horizontal():
-            table = RecordTable(self._columns(), sort=_PROTECTED, steady=False)
+            table = RecordTable(columns.all(), sort=PROTECTED, steady=False)
             with Vertical():
                 yield Listing(table, UNKNOWN)
                 yield Lately()
             yield ProgramPane(lambda: self.node)
         yield Static(classes="about", markup=False)
         yield Lines(classes="jobs")
-
-    def _columns(self) -> list[Column[Process]]:
-        return [
-            Column("NAME", 12, program_cell, lambda p: (not p.name, p.name, p.command), grow=14),
-            Column("PID", 7, lambda p: str(p.pid), lambda p: p.pid, right=True),
-            Column("USER", 8, lambda p: plain(p.user_name), lambda p: p.user_name, rank=8),
-            Column("GPU", 3, self._gpus, self._gpus, rank=6),
-            Column("MEMORY", 9, lambda p: human_bytes(p.device_bytes), lambda p: p.device_bytes,
-                   right=True, rank=7),
-            Column("PROTECTED", 18, self._by(protected_cell), self._urgency),
-            Column("EVERY", 6, lambda p: duration_text(p.every) if p.every else "",
-                   lambda p: p.every, right=True, rank=11),
-            Column("NEXT", 6, self._by(next_cell), self._due, right=True, rank=4),
-            Column("STOP", 7, self._stop, self._stopped, right=True, rank=9),
-            Column("RESTARTED", 9, _restarter, lambda p: p.restarter, rank=12),
-            Column("STATE", 12, self._state, self._state, rank=2),
-            Column("LAST TROUBLE", 30, self._trouble, self._trouble, rank=3, grow=40),
-            Column("COMMAND", 0, _command, lambda p: p.command, rank=14),
-        ]  # fmt: skip
-
-    # Cells
-
-    def _by(self, cell: Callable[[Program, float], Cell]) -> Callable[[Process], Cell]:
-        """Return the cell of a process that says something of its program."""
-        return lambda process: cell(self._programs.of[process.path], self.node.now())
-
-    def _urgency(self, process: Process) -> int:
-        return self._programs.urgency[process.path]
-
-    def _gpus(self, process: Process) -> str:
-        return ",".join(str(gpu.ordinal) for gpu in self.node.gpus_of(process))
-
-    def _due(self, process: Process) -> float:
-        return self._programs.of[process.path].due or float("inf")
-
-    def _stopped(self, process: Process) -> float:
-        image = self._programs.of[process.path].image
-        return image.stop_seconds if image is not None else 0.0
-
-    def _stop(self, process: Process) -> str:
-        stopped = self._stopped(process)
-        return seconds(stopped) if stopped else ""
-
-    def _trouble(self, process: Process) -> Cell:
-        return trouble_cell(self._programs.of[process.path], process, self.node.now())
-
-    def _state(self, process: Process) -> Cell:
-        job = self.node.job_of(str(process.pid))
-        if job is None:
-            return _STATES.get(process.state, (plain(process.state), "warn"))
-        if job.state == "queued":
-            return "◌ queued", "dim"
-        share = "" if job.progress is None else f" {job.progress:.0%}"
-        if job.stopped:
-            return f"■ {plain(job.phase)}{share}", "stop"
-        return f"▶ {plain(job.phase)}{share}", "accent"
 
     # Drawing
 
@@ -215,7 +149,7 @@ class ProcessesScreen(NodeScreen):
             self._say("")
             pane.show(self._content(process) if process is not None else None)
             return
-        self._say("; ".join(self._said_of(process)) if process is not None else "")
+        self._say("; ".join(said_of(process, self.node)) if process is not None else "")
 
     def _say(self, text: str) -> None:
         """Say something below the table, if there is anything to say."""
@@ -235,7 +169,7 @@ class ProcessesScreen(NodeScreen):
             process,
             program,
             self._images_of(process),
-            self._hints(process),
+            hints(process, self.node),
             self.node.job_of(str(process.pid)),
             output,
             lines,
@@ -246,35 +180,8 @@ class ProcessesScreen(NodeScreen):
         """Return the images of the program, as they were when one changed last."""
         basis = (process.path, process.name, self.node.changes[Image])
         if self._images[0] != basis:
-            self._images = (basis, _images_of(process, self.node))
+            self._images = (basis, images_of(process, self.node))
         return self._images[1]
-
-    def _hints(self, process: Process) -> list[str]:
-        """Return what the user may do about its state."""
-        if process.state == moving.SUSPENDED:
-            return [f"suspended: {process.reason}; s resumes it"]
-        if self._standing([process]):
-            return ["stopped, and no job works on it: press b to resume it"]
-        return []
-
-    def _said_of(self, process: Process) -> list[str]:
-        parts = self._hints(process)
-        if process.reason and process.state != moving.SUSPENDED:
-            parts.append(f"{process.hook}: {process.reason}")
-        if process.container:
-            parts.append(f"in container {container_text(process.container)}")
-        if process.slurm_step:
-            parts.append(f"Slurm step {process.slurm_step}")
-        if process.every:
-            every = duration_text(process.every)
-            parts.append(f"saved every {every}, the last {process.keep} are kept")
-        if process.last_image:
-            parts.append(f"last image {process.last_image}")
-        if process.restarter:
-            parts.append(f"restarted by {process.restarter}")
-        if process.name:
-            parts.append(command_line(process.command))
-        return parts
 
     def on_record_table_moved(self) -> None:
         super().on_record_table_moved()
@@ -326,7 +233,7 @@ class ProcessesScreen(NodeScreen):
             return moving.why_not_suspend(chosen)
         if action.id == "log" and chosen[0].hook != "hooked":
             return f"{chosen[0].pid} has no hook; start it with `phos run`"
-        if action.id == "recover" and not self._standing(chosen):
+        if action.id == "recover" and not standing(chosen, self.node):
             return f"{chosen[0].pid} was not left standing still"
         return ""
 
@@ -339,50 +246,22 @@ class ProcessesScreen(NodeScreen):
         self.app.push_screen(
             Form(
                 _title("Checkpoint", chosen),
-                self._checkpoint_choices(),
+                checkpoint_form.choices(self.node.manager.features),
                 "Checkpoint",
                 partial(self._gone, chosen),
             ),
             partial(self._checkpoint_with, chosen),
         )
 
-    def _checkpoint_choices(self) -> list[Choice]:
-        features = self.node.manager.features
-        offered = [mode for mode in get_args(CheckpointMode) if f"mode-{mode}" in features]
-        repeat = [("once", "")]
-        if "periodic" in self.node.manager.features:
-            repeat += [("every minute", "60"), ("every 10 minutes", "600"), ("every hour", "3600"),
-                       ("end the schedule", "0")]  # fmt: skip
-        cached = []
-        if "release-cached" in self.node.manager.features:
-            ways = [("save it, too", ""), ("release it first", "yes")]
-            cached = [Choice("release_cached", "Unused memory of PyTorch", ways)]
-        return [
-            Choice("mode", "Mode", [("auto: phosd chooses", "auto"), *((m, m) for m in offered)]),
-            Choice("fallback", "After a wrong guess",
-                   [("go on in a mode that guesses less", "auto"), ("fail", "none")]),
-            Choice("parent", "What is saved",
-                   [("everything", ""), ("what differs from its latest image", "auto")]),
-            Choice("tcp", "TCP connections to outside",
-                   [("refuse to save the program", "refuse"),
-                    ("close them when it is restored", "close")]),
-            *cached,
-            Choice("every", "How often", repeat),
-        ]  # fmt: skip
-
     def _checkpoint_with(self, chosen: list[Process], given: dict[str, str] | None) -> None:
         if given is None:
             return
-        options: dict[str, bool | str | float] = {k: v for k, v in given.items() if v}
-        if given["every"]:
-            options["every"] = float(given["every"])
-        if given.get("release_cached"):
-            options["release_cached"] = True
-        for process in self._there(chosen):
+        options = checkpoint_form.options(given)
+        for process in there(chosen, self.node):
             work = self._checkpoint_or_end(process.pid, options)
             self.ask(f"Checkpoint of {process.pid}", work)
 
-    async def _checkpoint_or_end(self, pid: int, options: dict[str, bool | str | float]) -> str:
+    async def _checkpoint_or_end(self, pid: int, options: checkpoint_form.Options) -> str:
         told = str(await self.node.call("Checkpoint", pid, **options))
         return told if told != NO_JOB else f"{pid} has no periodic checkpoints any more"
 
@@ -437,7 +316,7 @@ class ProcessesScreen(NodeScreen):
         """Ask, and then do ``work`` with each process that is still there."""
 
         def answered(yes: bool | None) -> None:
-            for process in self._there(processes) if yes else ():
+            for process in there(processes, self.node) if yes else ():
                 self.ask(f"{what} {process.pid}", work(process))
 
         gone = partial(self._gone, processes)
@@ -457,36 +336,27 @@ class ProcessesScreen(NodeScreen):
 
     def _migrate(self, chosen: list[Process], given: dict[str, str] | None) -> None:
         if given is not None:
-            for process in self._there(chosen):
+            for process in there(chosen, self.node):
                 work = self.node.call("Migrate", process.pid, moving.destination(given))
                 self.ask(f"Migrate {process.pid}", work)
-
-    def _there(self, processes: Sequence[Process]) -> list[Process]:
-        """Return the present records of the processes that have not ended."""
-        return [now for each in processes if (now := self.node.of(Process).get(each.path))]
 
     def _gone(self, processes: Sequence[Process]) -> str:
         """Return why the action is void: all the processes have ended; an empty string
         otherwise.
         """
-        if self._there(processes):
+        if there(processes, self.node):
             return ""
         return "It has ended." if len(processes) == 1 else "All of them have ended."
 
-    def _standing(self, processes: Sequence[Process]) -> list[Process]:
-        """Return the processes that were left stopped and on which no job works."""
-        now = self._there(processes)
-        return [p for p in now if p.state in _STANDING and not self.node.job_of(str(p.pid))]
-
     def action_recover(self) -> None:
-        chosen = self._standing(self.table.chosen)
+        chosen = standing(self.table.chosen, self.node)
 
         def answered(yes: bool | None) -> None:
-            for process in self._standing(chosen) if yes else ():
+            for process in standing(chosen, self.node) if yes else ():
                 self.ask(f"Recover {process.pid}", self.node.call("Recover", process.pid))
 
         def gone() -> str:
-            return "" if self._standing(chosen) else "Nothing stands still any more."
+            return "" if standing(chosen, self.node) else "Nothing stands still any more."
 
         states = ", ".join(sorted({process.state for process in chosen}))
         question = (
@@ -504,28 +374,6 @@ class ProcessesScreen(NodeScreen):
         process = self.table.current
         if process is not None:
             self.app.push_screen(RingScreen(process))
-
-
-def _images_of(process: Process, node: Node) -> list[Image]:
-    """Return the images of the program, oldest first."""
-    if process.name:
-        found = (
-            image
-            for image in node.of(Image).values()
-            if image.name == process.name and image.owner == process.user
-        )
-    else:
-        found = (image for image in node.of(Image).values() if image.pid == process.pid)
-    return sorted(found, key=lambda image: image.id)
-
-
-def _restarter(process: Process) -> Cell:
-    """Return the kind of what would start the program again."""
-    return plain(process.restarter.rpartition(" ")[0]) or ("by hand", "dim")
-
-
-def _command(process: Process) -> Cell:
-    return command_line(process.command) if process.command else ("not told", "dim")
 
 
 def _title(what: str, chosen: list[Process]) -> str:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import ClassVar, TypeVar
 
+from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 from textual import events, on
@@ -17,6 +18,10 @@ from textual.widgets import Button, Input, Label, Select, Static
 from phosd.tui.text import plain
 
 _T = TypeVar("_T")
+_NARROW = 64
+"""Cells of a question that is no table."""
+_FRAME = 6
+"""Cells of a dialog's border and padding, on both sides."""
 
 
 class Dialog(ModalScreen[_T]):
@@ -76,9 +81,15 @@ class Question(Dialog[bool]):
     ]
     _YES = "#yes"
 
-    def __init__(self, text: str, yes: str, gone: Callable[[], str] = lambda: "") -> None:
+    def __init__(
+        self, text: str, yes: str, gone: Callable[[], str] = lambda: "", *, rows: bool = False
+    ) -> None:
+        """``rows``: lines of the text are rows of a table, which are not broken where there is
+        room.
+        """
         super().__init__(gone)
         self._text = text
+        self._rows = rows
         self._yes = yes
 
     def compose(self) -> ComposeResult:
@@ -90,6 +101,9 @@ class Question(Dialog[bool]):
                 yield Button(self._yes, id="yes", variant="error")
 
     def on_mount(self) -> None:
+        if self._rows:
+            longest = max(map(cell_len, self._text.splitlines()))
+            self.query_one(Vertical).styles.width = max(_NARROW, longest + _FRAME)
         self.query_one("#no", Button).focus()
         self.node_changed()
 

@@ -5,6 +5,7 @@ import asyncio
 from textual.widgets import Button
 
 from phosd.tui.app import PhosApp
+from phosd.tui.node import Contact, Update
 from phosd.tui.widgets.dialogs import Question
 from tests.support.tui.fakes import fake_node, gpu, process
 from tests.support.tui.opened import LARGE, opened, run, until, until_shown, until_told
@@ -40,6 +41,24 @@ def test_of_many_toasts_most_are_counted() -> None:
             assert len(app._notifications) <= 9
             app.tell("later", "is told again")
             await until_told(pilot, "later", "is told again")
+
+    run(body)
+
+
+def test_in_a_small_terminal_no_toast_covers_that_phosd_is_gone() -> None:
+    node, _ = fake_node(gpu(), process(1))
+
+    async def body() -> None:
+        async with opened(node, (40, 10)) as pilot:
+            app = pilot.app
+            assert isinstance(app, PhosApp)
+            app.tell("Job 1: checkpoint of 1 is done", "20270115T080000-5f3a")
+            node.apply(Update(contact=Contact.GONE, trouble="it is away"))
+            await until_shown(pilot, "No phosd for 0 s: it is away")
+            app.tell("later", "is not told")
+            assert len(app._notifications) == 0
+            app.tell("Checkpoint of 1", "phosd is away", "error")
+            assert len(app._notifications) == 1
 
     run(body)
 

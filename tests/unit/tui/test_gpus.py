@@ -1,6 +1,9 @@
 """The GPUs, one at a time, over a node that the test leads."""
 
+import os
 from collections import deque
+
+import pytest
 
 from phosd.client.records import Process
 from phosd.tui.node import Node, Sample, Update
@@ -114,7 +117,7 @@ def test_a_later_sample_is_drawn_and_a_missing_one_leaves_a_gap() -> None:
     run(body)
 
 
-def test_without_nvml_it_says_that_there_is_none() -> None:
+def test_without_nvml_it_says_so_in_a_line_and_draws_what_is_known() -> None:
     node, _ = fake_node(gpu(utilisation=None, temperature=None, power=None), process(1))
     node.sample()
 
@@ -122,8 +125,38 @@ def test_without_nvml_it_says_that_there_is_none() -> None:
         async with opened(node, LARGE) as pilot:
             await pilot.press("5")
             await until_shown(
-                pilot, "Load: not told", "there is no NVML for it", "Memory: 43.0 GiB"
+                pilot, "load, temperature, power: n/a, NVML does not tell", "Memory: 43.0 GiB"
             )
+            assert "Load:" not in text(pilot) and "Power:" not in text(pilot)
+
+    run(body)
+
+
+def test_a_gpu_that_is_gone_is_not_shown_any_more() -> None:
+    node, _ = two_gpus()
+
+    async def body() -> None:
+        async with opened(node, LARGE) as pilot:
+            await pilot.press("5")
+            await until_shown(pilot, "GPU 0: NVIDIA H200", "Load: 50%")
+            node.apply(Update({node.manager.path: node.manager}, whole=True))
+            await until_shown(pilot, "phosd sees no GPU; `phos doctor` says what is missing")
+            assert "Load" not in text(pilot) and "H200" not in text(pilot)
+
+    run(body)
+
+
+@pytest.mark.parametrize(("uid", "whose"), [(0, "1 of phosd"), (7, "1 of phosd or other users")])
+def test_whose_the_processes_are_that_are_not_listed(
+    uid: int, whose: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: uid)
+    node, _ = fake_node(gpu(pids=(1, 99)), process(1, gpus=()))
+
+    async def body() -> None:
+        async with opened(node, LARGE) as pilot:
+            await pilot.press("5")
+            await until_shown(pilot, f"processes: 1, {whose}", "python train.py")
 
     run(body)
 
@@ -134,7 +167,7 @@ def test_no_gpus_at_all() -> None:
     async def body() -> None:
         async with opened(node) as pilot:
             await pilot.press("5", "right", "n")
-            await until_shown(pilot, "no GPUs", "there is no other GPU")
+            await until_shown(pilot, "phosd sees no GPU", "there is no other GPU")
 
     run(body)
 

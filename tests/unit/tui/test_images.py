@@ -66,6 +66,20 @@ def test_the_name_of_a_program_and_whether_it_runs() -> None:
     run(body)
 
 
+def test_a_rehearsal_counts_as_a_verification() -> None:
+    old, new = two(rehearsed=NOW - 7200, rehearsal_error="its file is gone")
+    rehearsed = image("20270115T060000-cccc", rehearsed=NOW - 120, whole=True, verified=NOW - 999)
+    node, _ = fake_node(old, new, rehearsed)
+
+    async def body() -> None:
+        async with opened(node, LARGE) as pilot:
+            await pilot.press("3")
+            await until_shown(pilot, "✗ no restore 2 h", "✓ 1 min ago", "✓ rehearsed 2 min")
+            await until_shown(pilot, "rehearsed, and failed: its file is gone")
+
+    run(body)
+
+
 def test_restore_brings_an_image_back_and_tells_the_end() -> None:
     node, link = fake_node(*two())
 
