@@ -16,14 +16,14 @@ import os
 import platform
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import deb_copyright
+from bundled import bundled, run
 from install_criu import os_release
 
 ROOT = Path(__file__).parents[1]
@@ -74,11 +74,6 @@ FOR_TESTS = Path("phosd/engine/analysis/reference")
 MAINTAINER = ("the phosd developers", "phosd@phosd.invalid")
 """Without DEBFULLNAME and DEBEMAIL: nobody who can be written to, as RFC 2606 keeps `.invalid`."""
 
-NOT_OURS_TO_GIVE = ("nvidia-cuda-",)
-"""Beginnings of packages whose licence forbids that; `phos setup-analysis` fetches them."""
-NOT_BUNDLED = {*("demo", "dev", "remote"), *("test-cri", "test-kubernetes", "test-s3")}
-"""Extras that the package does without."""
-
 UNUSED = (
     *("pip", "pip-*", "setuptools*", "pkg_resources", "_distutils_hack", "bin", "*.pth"),
     "example.py",  # of nvidia-ml-py
@@ -115,18 +110,6 @@ Description: checkpoint, restore and move GPU processes
  can be tried on a software GPU.
 """
 
-Command = Sequence[str | Path]
-
-
-def run(command: Command, what: str) -> str:
-    """Run a command and return its output; on failure, exit with its error output."""
-    words = [str(word) for word in command]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
-    done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, env=environment)
-    if done.returncode != 0:
-        sys.exit(f"{what} failed ({words[0]} returned {done.returncode}):\n{done.stderr}")
-    return done.stdout
-
 
 def add_python(root: Path, cache: Path) -> None:
     """Add phosd and its imports. The maintainer scripts compile them where they are installed."""
@@ -149,30 +132,6 @@ def own_files() -> list[Path]:
         and "native" not in path.parts
         and FOR_TESTS not in path.parents
     ]
-
-
-def bundled(cache: Path) -> Path:
-    """Return a folder with phosd's imports, fetched once for each set of versions."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    extras = project["optional-dependencies"]
-    wanted = [*project["dependencies"]]
-    for name in sorted(extras.keys() - NOT_BUNDLED):
-        wanted += [each for each in extras[name] if not each.startswith(NOT_OURS_TO_GIVE)]
-    pip: Command = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
-    versions = run([*pip, "freeze", "--exclude-editable"], "reading the installed versions")
-    key = hashlib.sha256("\n".join([sys.version, *wanted, versions]).encode()).hexdigest()
-    folder = cache / f"python-{key[:16]}"
-    if not folder.exists():
-        for old in cache.glob("python-*"):
-            shutil.rmtree(old)
-        fresh = cache / "fresh"
-        shutil.rmtree(fresh, ignore_errors=True)
-        (cache / "versions.txt").write_text(versions)
-        install: Command = ["install", "--quiet", "--no-compile", "--target", fresh]
-        choose: Command = ["--only-binary=:all:", "--constraint", cache / "versions.txt"]
-        run([*pip, *install, *choose, *wanted], "fetching what phosd imports")
-        fresh.rename(folder)
-    return folder
 
 
 def add_native(root: Path, build: Path, cmake: Path) -> None:

@@ -21,7 +21,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import deb_copyright
-from build_deb import HOME, IN_PROGRAMS, LAUNCHER, ROOT, project_version, put, run
+from build_deb import HOME, IN_PROGRAMS, LAUNCHER, ROOT, project_version, put
+from bundled import run
 from install_criu import (
     PrivateApt,
     debian_archive,

@@ -3,9 +3,9 @@
 from collections import Counter
 from collections.abc import Iterable
 
-from phosd.protection import Program, Protection, programs
 from phosd.client.records import Image, Job, Process
 from phosd.client.text import since
+from phosd.protection import Program, Protection, programs
 from phosd.tui.node import Node
 from phosd.tui.text import Cell, cause, plain
 

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
-from phosd.protection import Program
 from phosd.client.records import Process
+from phosd.protection import Program
 from phosd.tui.names import program_cell
 from phosd.tui.node import Node
 from phosd.tui.programs import Programs, next_cell, protected_cell, trouble_cell

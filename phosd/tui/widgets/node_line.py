@@ -4,8 +4,8 @@ from collections.abc import Iterable, Sequence
 
 from rich.text import Text
 
-from phosd.protection import Program
 from phosd.client.storage import Storage
+from phosd.protection import Program
 from phosd.tui.node import Node
 from phosd.tui.programs import headline
 from phosd.tui.text import human_bytes

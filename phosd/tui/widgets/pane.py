@@ -7,9 +7,9 @@ from textwrap import wrap
 from rich.text import Text
 from textual.widget import Widget
 
-from phosd.protection import Program, Protection
 from phosd.client.records import Image, Job, Process
 from phosd.client.text import container_text
+from phosd.protection import Program, Protection
 from phosd.tui.names import image_name, target_text
 from phosd.tui.node import Node
 from phosd.tui.programs import TONES, next_cell, trouble_cell
