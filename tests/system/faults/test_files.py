@@ -50,7 +50,8 @@ def test_while_they_are_put_back(
     plant.start(f"{point}:hang")
     plant.begin("Restore", "sa{sv}", image, 0)
     wait_until(lambda: [*noted.parent.glob("noted.phos-undo-*")], "it to be written")
-    wait_until(lambda: noted.read_bytes() != newer, "its bytes to go")
+    if point == "files-filled":
+        wait_until(lambda: noted.read_bytes() != newer, "its bytes to go")
     plant.kill()
     plant.start()
     assert noted.read_bytes() == newer

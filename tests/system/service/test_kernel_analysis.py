@@ -50,7 +50,8 @@ def test_kernels_are_analysed_once_for_all_users(bus: str, folder: Path) -> None
             # Without anybody's asking.
             wait_until(
                 lambda: known(bus, folder, mine).get("advance", {}).get("state") == "analysed",
-                "the analysis",
+                "the analysis, for which nobody else may want the processor",
+                400.0,
             )
             advance = known(bus, folder, mine)["advance"]
             assert advance["roles"] == {"0": "both"}
