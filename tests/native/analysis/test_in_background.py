@@ -29,7 +29,7 @@ from phosd.engine.kernels.worker import Orders
 from phosd.engine.node import kernel_analysis, launched_kernels
 from phosd.engine.node.kernel_analysis import AnalysisLimits, KernelAnalysis
 from phosd.engine.node.node import Node, NodeConfig
-from phosd.engine.program import process as processes
+from phosd.engine.program import process_gpus
 from phosd.engine.program.process import GpuProcess
 from phosd.engine.system import procfs
 from phosd.engine.system.cuda import gpu_uuid
@@ -120,7 +120,7 @@ class Stage:
 
 @pytest.fixture(name="stage")
 def _stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
-    monkeypatch.setattr(processes, "gpu_uuids", lambda: [gpu_uuid(DEVICE)])
+    monkeypatch.setattr(process_gpus, "gpu_uuids", lambda: [gpu_uuid(DEVICE)])
     monkeypatch.setattr(kernel_analysis, "architecture_of", lambda ordinal: 90)
     monkeypatch.setattr(kernel_analysis, "_SPARE", 0.0)
     monkeypatch.setattr(kernel_analysis, "_COUNT_SECONDS", 0)

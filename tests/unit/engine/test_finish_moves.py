@@ -6,7 +6,7 @@ import pytest
 
 from phosd.engine.job.affected import AffectedProcess, AffectedSet
 from phosd.engine.job.journal import JobRecord
-from phosd.engine.program import driver_checkpoint, process
+from phosd.engine.program import driver_checkpoint, process_gpus
 from phosd.engine.program.driver_checkpoint import State
 from phosd.engine.program.stopped import StoppedProcesses
 from phosd.engine.recovery import from_driver, guarded
@@ -48,7 +48,7 @@ def test_who_belongs_together_moves_together(
     monkeypatch.setattr(
         driver_checkpoint, "move", lambda pids, to: moved.extend((p, to) for p in pids)
     )
-    monkeypatch.setattr(process, "gpu_uuids", lambda: ["GPU-0", "GPU-1"])
+    monkeypatch.setattr(process_gpus, "gpu_uuids", lambda: ["GPU-0", "GPU-1"])
     account = Account()
     stopped = [pid for pid, state in known.items() if state in (State.LOCKED, State.CHECKPOINTED)]
     from_driver._finish_moves(stopped, [record(moves)], account)
@@ -75,7 +75,7 @@ def test_who_could_not_follow_is_not_brought_back_elsewhere(
     states = {FIRST: State.RUNNING, SECOND: State.CHECKPOINTED}
     monkeypatch.setattr(driver_checkpoint, "states", lambda pids, seconds=0: states)
     monkeypatch.setattr(driver_checkpoint, "move", _no_room)
-    monkeypatch.setattr(process, "gpu_uuids", lambda: ["GPU-0", "GPU-1"])
+    monkeypatch.setattr(process_gpus, "gpu_uuids", lambda: ["GPU-0", "GPU-1"])
     brought: list[int] = []
 
     def bring(pids: list[int]) -> dict[int, None]:

@@ -12,7 +12,7 @@ import pytest
 from phosd.engine.hook_client.wire import Type
 from phosd.engine.node import inspection
 from phosd.engine.node.node import Node, NodeConfig
-from phosd.engine.program import process
+from phosd.engine.program import process_gpus
 from phosd.engine.system import procfs
 from phosd.engine.system.cuda import gpu_uuid
 from phosd.engine.system.procfs import ProcessId
@@ -26,7 +26,7 @@ LOOKS: tuple[Look, ...] = (inspection.blocks, inspection.kernels, inspection.log
 @pytest.fixture
 def node(runtime: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
     """A node whose second GPU this very process uses, if it uses any."""
-    monkeypatch.setattr(process, "gpu_uuids", lambda: ["GPU-other", gpu_uuid(DEVICE)])
+    monkeypatch.setattr(process_gpus, "gpu_uuids", lambda: ["GPU-other", gpu_uuid(DEVICE)])
     with Node(NodeConfig(state_dir=tmp_path, runtime_dir=runtime)) as made:
         yield made
 
