@@ -96,7 +96,8 @@ def test_less_is_predicted_and_nothing_is_missed(kernels: list[Kernel], tmp_path
     sizes = [(in_blocks(one), in_blocks(other)) for one, other in zip(told, without, strict=True)]
     # Sometimes half of a dozen random kernels are not known.
     assert sum(less < ARRAY_BYTES for less, _ in sizes[2:]) > len(kernels) // 4
-    # A graph writes what its kernel does.
-    assert [sizes[at][0] for at in range(2, len(told), 2)] == [
-        sizes[at][0] for at in range(3, len(told), 2)
-    ]
+    # A graph writes what its kernel does, of which more may be known by then: what takes many steps
+    # is found out beside the program.
+    pairs = [(sizes[at][0], sizes[at + 1][0]) for at in range(2, len(told), 2)]
+    assert all(graph <= launch for launch, graph in pairs), pairs
+    assert sum(graph == launch for launch, graph in pairs) > len(pairs) // 2
