@@ -83,6 +83,7 @@ def steps() -> Iterator[tuple[str, list[str]]]:
 def pattern(line: str) -> str:
     """A regular expression for a line of the page: what varies is a group of its own."""
     words = [re.escape(word) for word in re.split(_VARIES, " ".join(line.split()))]
+    words = [re.sub("[KMGT]iB", "[KMGT]iB", word) for word in words]
     values = [f"({kind(value)})" for value in _VARIES.findall(line)]
     return "".join(word + value for word, value in zip(words, [*values, ""], strict=True))
 
