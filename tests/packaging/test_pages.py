@@ -122,7 +122,8 @@ def given(words: list[str]) -> list[str]:
 
 
 def check_phos(words: list[str]) -> None:
-    rest = [word for word in words[1:] if not word.startswith("-")]
+    behind = zip(words, words[1:], strict=False)
+    rest = [word for before, word in behind if before != "-H" and not word.startswith("-")]
     flags = options_of(phos)
     if rest and rest[0] != "...":
         assert rest[0] in phos.commands, words
