@@ -22,7 +22,7 @@ CONFIGURE := -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/.venv/bin/ninja -DPython3_E
 export PATH := $(PATH):/usr/sbin:/sbin
 export PYTHON
 
-.PHONY: help setup setup-containers setup-slurm build deb image wheel lint tidy native-test native-test-plain native-test-sanitized \
+.PHONY: help setup setup-containers setup-slurm build deb noble-deb image wheel lint tidy native-test native-test-plain native-test-sanitized \
 	native-test-threads check test test-all begin-test python-test soak flake-hunt durations \
 	test-boot demo docs test-gpu clean
 
@@ -39,7 +39,7 @@ help:
 	@echo "make setup-containers  the container runtimes whose containers are tested"
 	@echo "make setup-slurm  Slurm, whose jobs are tested; \`make build\` then builds the plugin for it"
 	@echo "make build     the native libraries"
-	@echo "make deb       the Debian package, in build/"
+	@echo "make deb       the Debian package, in build/; SUITE=noble: for Ubuntu 24.04, in build/noble"
 	@echo "make image     the OCI image, in build/: phosd for hosts without Python, or run by Kubernetes"
 	@echo "make wheel     the wheel for pip, with the native libraries, in build/"
 	@echo "make docs      the pages as a site, in build/site; checks all links"
@@ -76,9 +76,16 @@ build/threads/build.ninja: | .venv/.ready
 	    $(CMAKE) -S . -B build/threads $(CONFIGURE) \
 	    -DPHOS_SANITIZE=thread -DPHOS_NATIVE_DIR=$(CURDIR)/build/threads/native
 
+# For another release with SUITE=noble, in build/noble.
 deb: build
-	@rm -f build/phosd_*.deb
-	@$(STEP) "Debian package" $(LOGS)/deb.log $(PY) packaging/build_deb.py
+	@rm -f build/$(SUITE)/phosd_*.deb
+	@$(STEP) "Debian package$(if $(SUITE), for $(SUITE))" $(LOGS)/deb.log $(PY) packaging/build_deb.py \
+	    $(if $(SUITE),--suite $(SUITE) --output build/$(SUITE))
+
+# glibc 2.39 is there; what is built with a newer one does not run.
+noble-deb: deb
+	@if dpkg --compare-versions "$$(dpkg-query --show --showformat='$${Version}' libc6)" lt 2.40; then \
+	    $(AGAIN) deb SUITE=noble; fi
 
 image: deb build/.image-packages
 	@rm -f build/phosd_*.oci.tar
@@ -148,7 +155,7 @@ check: begin-test build lint
 test: begin-test setup lint native-test tidy python-test
 
 test-all: export PHOS_TEST_ALL := 1
-test-all: begin-test setup setup-slurm lint native-test tidy deb image wheel build/wheelhouse build/.release-packages \
+test-all: begin-test setup setup-slurm lint native-test tidy deb noble-deb image wheel build/wheelhouse build/.release-packages \
 	build/.s3-packages build/.prometheus build/.kubernetes-packages build/.container-packages \
 	build/.disk-packages build/.site-packages build/criu-protos python-test
 

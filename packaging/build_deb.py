@@ -1,8 +1,8 @@
 """Build ``phosd_<version>_<architecture>.deb``: everything that a node needs, in one package.
 
-The programs are for the Python that runs this script, and the package depends on that version; the
-package's version therefore ends with the release that it is built on, ``~deb12u1`` on Debian 12.
-phosd's imports are bundled, in the versions installed for this Python, since those were tested.
+The package is for one release, this machine's or another (``--suite``, see ``deb_suites.py``), and
+depends on the Python there. phosd's imports are bundled, in the versions installed for the Python
+here, since those were tested.
 The environment variables DEBFULLNAME and DEBEMAIL name who maintains it, that is distributes it.
 Needs the native build (``make build``), patchelf and, the first time, access to CRIU's archive and
 the package index.
@@ -13,7 +13,6 @@ import fnmatch
 import gzip
 import hashlib
 import os
-import platform
 import re
 import shutil
 import sys
@@ -24,7 +23,7 @@ from pathlib import Path
 
 import deb_copyright
 from bundled import bundled, run
-from install_criu import os_release
+from deb_suites import OTHERS, Suite, own_glibc, own_suite, require_fit
 
 ROOT = Path(__file__).parents[1]
 HOME = Path("usr/lib/phos")
@@ -111,10 +110,12 @@ Description: checkpoint, restore and move GPU processes
 """
 
 
-def add_python(root: Path, cache: Path) -> None:
+def add_python(root: Path, cache: Path, suite: Suite) -> None:
     """Add phosd and its imports. The maintainer scripts compile them where they are installed."""
     folder = root / HOME / "python"
-    shutil.copytree(bundled(cache), folder, ignore=shutil.ignore_patterns(*UNUSED, "__pycache__"))
+    shutil.copytree(
+        bundled(cache, suite), folder, ignore=shutil.ignore_patterns(*UNUSED, "__pycache__")
+    )
     for path in folder.rglob("*"):
         if path.suffix in SOURCES:
             path.unlink()
@@ -240,7 +241,9 @@ def add_copyright(root: Path, criu: Path) -> None:
     put(root / "usr/share/doc/phosd/copyright", text)
 
 
-def add_control(root: Path, version: str, architecture: str, units: Mapping[str, str]) -> None:
+def add_control(
+    root: Path, version: str, architecture: str, units: Mapping[str, str], suite: Suite
+) -> None:
     """Add what dpkg needs (dependencies, configuration files, maintainer scripts) and what lintian
     does (the changelog, and the reasons for what it would find).
     """
@@ -254,7 +257,7 @@ def add_control(root: Path, version: str, architecture: str, units: Mapping[str,
         put(root / "DEBIAN" / script, filled((debian / script).read_text(), values), 0o755)
     values = {
         "VERSION": version,
-        "RELEASE": os_release().get("VERSION_CODENAME", "unstable"),
+        "RELEASE": suite.codename,
         "MAINTAINER": maintainer(),
     }
     changes = filled((debian / "changelog").read_text(), values)
@@ -266,7 +269,7 @@ def add_control(root: Path, version: str, architecture: str, units: Mapping[str,
         version=version,
         maintainer=maintainer(),
         architecture=architecture,
-        depends=", ".join(dependencies()),
+        depends=", ".join(dependencies(suite)),
         kilobytes=size // 1024,
     )
     put(root / "DEBIAN/control", control)
@@ -285,17 +288,16 @@ def maintainer() -> str:
     return f"{variables.get('DEBFULLNAME', name)} <{variables.get('DEBEMAIL', address)}>"
 
 
-def dependencies() -> list[str]:
-    """Return the dependencies: this Python version, for the bundled modules, and the C and C++
+def dependencies(suite: Suite) -> list[str]:
+    """Return the dependencies: the release's Python, for the bundled modules, and the C and C++
     libraries of the build.
     """
-    major, minor = sys.version_info[:2]
-    libc = platform.libc_ver()[1]
+    major, minor = suite.python
     gcc = run(["gcc", "-dumpversion"], "asking for the compiler's version").strip()
     return [
         f"python3 (>= {major}.{minor}~)",
         f"python3 (<< {major}.{minor + 1}~)",
-        f"libc6 (>= {libc})",
+        f"libc6 (>= {own_glibc()})",
         f"libstdc++6 (>= {gcc.partition('.')[0]})",
         "libgcc-s1",
         "default-dbus-system-bus | dbus-system-bus",
@@ -318,41 +320,34 @@ def project_version() -> str:
     return found.group(1)
 
 
-def release_suffix(release: Mapping[str, str]) -> str:
-    """Return what tells packages apart that were built on different releases, from the fields of
-    ``os-release``; nothing where a distribution numbers none, as Debian's testing. That of a newer
-    release is newer for dpkg, too, so an upgrade of the system finds an upgrade of phosd.
-    """
-    if "VERSION_ID" not in release:
-        return ""
-    name = {"debian": "deb"}.get(release["ID"], release["ID"])
-    return f"~{name}{release['VERSION_ID']}u1"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--native", type=Path, default=ROOT / "build/native", metavar="BUILD")
     parser.add_argument("--cmake", type=Path, default=Path(sys.executable).with_name("cmake"))
     parser.add_argument("--cache", type=Path, default=ROOT / "build/deb", metavar="DIR")
     parser.add_argument("--output", type=Path, default=ROOT / "build", metavar="DIR")
-    version = project_version() + release_suffix(os_release())
-    parser.add_argument("--version", default=version, help="(default: %(default)s)")
+    parser.add_argument("--suite", choices=sorted(OTHERS), help="(default: this machine's release)")
+    parser.add_argument("--version", help="(default: phosd's, and the release)")
     args = parser.parse_args()
+    suite = OTHERS.get(args.suite) or own_suite()
+    require_fit(suite)
+    version = args.version or project_version() + suite.suffix
     os.umask(0o022)
-    args.cache.mkdir(parents=True, exist_ok=True)
+    for folder in (args.cache, args.output):
+        folder.mkdir(parents=True, exist_ok=True)
     architecture = run(["dpkg", "--print-architecture"], "asking for the architecture").strip()
-    package = args.output.resolve() / f"phosd_{args.version}_{architecture}.deb"
+    package = args.output.resolve() / f"phosd_{version}_{architecture}.deb"
     with tempfile.TemporaryDirectory(prefix="root-", dir=args.cache) as scratch:
         root = Path(scratch)
         root.chmod(0o755)
         add_native(root, args.native.resolve(), args.cmake)
-        add_python(root, args.cache)
+        add_python(root, args.cache, suite)
         add_copyright(root, add_criu(root, args.cache))
         add_programs(root)
         add_for_others(root)
         units = add_units(root)
         add_documents(root)
-        add_control(root, args.version, architecture, units)
+        add_control(root, version, architecture, units, suite)
         run(["dpkg-deb", "--root-owner-group", "-Zxz", "-z2", "--build", root, package], "dpkg")
     print(package)
 

@@ -9,6 +9,8 @@ import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 
+from deb_suites import Suite, require_complete
+
 ROOT = Path(__file__).parents[1]
 NOT_OURS_TO_GIVE = ("nvidia-cuda-",)
 """Beginnings of packages whose licence forbids that; `phos setup-analysis` fetches them."""
@@ -28,8 +30,8 @@ def run(command: Command, what: str) -> str:
     return done.stdout
 
 
-def bundled(cache: Path) -> Path:
-    """Return a folder with phosd's imports, fetched once for each set of versions."""
+def bundled(cache: Path, suite: Suite) -> Path:
+    """Return a folder with phosd's imports, fetched once for each release and set of versions."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     wanted = [*project["dependencies"]]
@@ -38,15 +40,18 @@ def bundled(cache: Path) -> Path:
     pip: Command = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
     versions = run([*pip, "freeze", "--exclude-editable"], "reading the installed versions")
     key = hashlib.sha256("\n".join([sys.version, *wanted, versions]).encode()).hexdigest()
-    folder = cache / f"python-{key[:16]}"
+    python = ".".join(map(str, suite.python))
+    folder = cache / f"python{python}-{key[:16]}"
     if not folder.exists():
-        for old in cache.glob("python-*"):
+        for old in (*cache.glob("python-*"), *cache.glob(f"python{python}-*")):
             shutil.rmtree(old)
         fresh = cache / "fresh"
         shutil.rmtree(fresh, ignore_errors=True)
         (cache / "versions.txt").write_text(versions)
         install: Command = ["install", "--quiet", "--no-compile", "--target", fresh]
         choose: Command = ["--only-binary=:all:", "--constraint", cache / "versions.txt"]
-        run([*pip, *install, *choose, *wanted], "fetching what phosd imports")
+        other: Command = ["--python-version", python]
+        run([*pip, *install, *choose, *other, *wanted], "fetching what phosd imports")
+        require_complete(fresh, python)
         fresh.rename(folder)
     return folder

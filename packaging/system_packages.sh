@@ -1,9 +1,9 @@
 #!/bin/sh
 # system_packages.sh [boot | release | image | containers | slurm | disks]: install the system packages that
 # are missing, and only those; with `boot` also what the tests in a booted system need, with `release`
-# what checks the package and the DaemonSet, with `image` what makes the OCI image, with `containers`
-# the runtimes whose containers are tested, with `slurm` that and its headers, with `disks` what makes
-# file systems.
+# what checks the package, its repository and the DaemonSet, with `image` what makes the OCI image,
+# with `containers` the runtimes whose containers are tested, with `slurm` that and its headers, with
+# `disks` what makes file systems.
 # Prints one line.
 set -eu
 
@@ -36,6 +36,8 @@ fi
 if [ "${1:-}" = release ]; then
     tool lintian lintian
     tool kubectl kubernetes-client
+    tool gpg gpg
+    tool reprepro reprepro
 fi
 [ "${1:-}" != image ] || tool buildah buildah
 # From Debian 13 on neither buildah nor podman begins anything without it.

@@ -2,6 +2,7 @@
 
 import fnmatch
 import gzip
+import platform
 import re
 import subprocess
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.packaging.built import only_when_built, the_only
+from tests.support.scripts import load
 
 pytestmark = only_when_built
 
@@ -16,6 +18,8 @@ OTHERS = tuple(
     f"usr/lib/phos/{folder}/" for folder in ("python", "criu", "criu_plugin", "runtime_plugin")
 )
 """Where files are that others have written; phosd's own package is in the first, too."""
+OWN_GLIBC = load("install_criu").version_tuple(platform.libc_ver()[1])
+NOBLE = load("deb_suites").OTHERS["noble"]
 
 
 @pytest.fixture(scope="module")
@@ -83,3 +87,21 @@ def test_its_changelog_begins_with_its_version(deb: Path, tree: Path) -> None:
     changelog = tree / "usr/share/doc/phosd/changelog.gz"
     with gzip.open(changelog, "rt") as file:
         assert file.readline().startswith(f"phosd ({version}) ")
+
+
+@pytest.mark.skipif(
+    NOBLE.glibc < OWN_GLIBC,
+    reason="this machine's C library is newer than Ubuntu 24.04's",
+)
+def test_that_for_ubuntu_fits_its_python_and_its_c_library(tmp_path: Path) -> None:
+    package = the_only("noble/phosd_*.deb", "deb SUITE=noble")
+    subprocess.run(["dpkg-deb", "--extract", str(package), str(tmp_path)], check=True)
+    home = tmp_path / "usr/lib/phos"
+    libraries = [path for path in home.rglob("*.so*") if home / "criu" not in path.parents]
+    assert home / "shipped/libphos_hook.so" in libraries
+    pythons = {found for path in libraries for found in re.findall(r"\.cpython-(\d+)-", path.name)}
+    assert pythons == {"312"}
+    command = ["objdump", "--private-headers", *map(str, libraries)]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    needed = {(int(major), int(minor)) for major, minor in re.findall(r" GLIBC_(\d+)\.(\d+)", said)}
+    assert (2, 17) < max(needed) <= NOBLE.glibc

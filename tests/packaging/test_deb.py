@@ -19,8 +19,11 @@ from phosd.engine.node.suspended import Register, Suspended
 from phosd.engine.system import procfs
 from phosd.service.config import json_schema
 from phosd.service.jobs.job_log import JOB_ENDED
+from tests.support.scripts import load
 
 ROOT = Path(__file__).parents[2]
+load("install_criu")
+SUITES = load("deb_suites")
 
 
 @pytest.fixture
@@ -116,13 +119,60 @@ def test_a_file_that_has_no_place_is_named(build_deb: dict[str, Any], tmp_path: 
 def test_versions_tell_releases_apart(
     build_deb: dict[str, Any], release: dict[str, str], suffix: str
 ) -> None:
-    assert build_deb["release_suffix"](release) == suffix
+    assert SUITES.Suite("of a test", release, (3, 11), (2, 36)).suffix == suffix
 
 
 def test_a_newer_release_has_a_newer_version_and_a_newer_phosd_too() -> None:
-    ordered = ("0.1.0~deb12u1", "0.1.0~deb13u1", "0.1.0", "0.1.1~deb12u1")
+    ordered = ("0.1.0~deb12u1", "0.1.0~deb13u1", "0.1.0~ubuntu24.04u1", "0.1.0", "0.1.1~deb12u1")
     for older, newer in pairwise(ordered):
         subprocess.run(["dpkg", "--compare-versions", older, "lt", newer], check=True)
+
+
+def test_for_another_release_it_depends_on_the_python_there(
+    build_deb: dict[str, Any], tmp_path: Path
+) -> None:
+    noble = SUITES.OTHERS["noble"]
+    assert noble.suffix == "~ubuntu24.04u1"
+    build_deb["add_control"](tmp_path, "1.2", "amd64", {}, noble)
+    control = (tmp_path / "DEBIAN/control").read_text()
+    assert "\nDepends: python3 (>= 3.12~), python3 (<< 3.13~), libc6 (>= 2." in control
+    with gzip.open(tmp_path / "usr/share/doc/phosd/changelog.gz", "rt") as file:
+        assert file.readline() == "phosd (1.2) noble; urgency=medium\n"
+
+
+def test_this_release_is_as_the_table_has_it() -> None:
+    own = SUITES.own_suite()
+    if (told := SUITES.OTHERS.get(own.codename)) is not None:
+        assert told.release.items() <= own.release.items()
+        assert told.glibc == own.glibc
+
+
+def test_no_release_with_an_older_c_library_gets_what_is_built_here(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("platform.libc_ver", lambda: ("glibc", "2.41"))
+    SUITES.require_fit(SUITES.OTHERS["trixie"])
+    with pytest.raises(SystemExit, match=r"glibc 2\.41, and noble has 2\.39; build .* older"):
+        SUITES.require_fit(SUITES.OTHERS["noble"])
+
+
+@pytest.mark.parametrize(("python", "lacks"), [("3.11", False), ("3.12", True)])
+def test_what_an_import_needs_on_the_other_python_must_be_there(
+    tmp_path: Path, python: str, lacks: bool
+) -> None:
+    folder = tmp_path / "one-1.0.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: one\nVersion: 1.0\n"
+        "Requires-Dist: Two.Three; python_version >= '3.12'\nRequires-Dist: four; extra == 'x'\n"
+    )
+    if lacks:
+        with pytest.raises(SystemExit, match=r"one needs Two\.Three.* with Python 3\.12"):
+            SUITES.require_complete(tmp_path, python)
+        (tmp_path / "two_three-1.0.dist-info").mkdir()
+        metadata = "Metadata-Version: 2.1\nName: two-three\nVersion: 1.0\n"
+        (tmp_path / "two_three-1.0.dist-info/METADATA").write_text(metadata)
+    SUITES.require_complete(tmp_path, python)
 
 
 def test_who_distributes_it_is_its_maintainer(
@@ -130,7 +180,7 @@ def test_who_distributes_it_is_its_maintainer(
 ) -> None:
     monkeypatch.setenv("DEBFULLNAME", "Node Team")
     monkeypatch.setenv("DEBEMAIL", "nodes@example.org")
-    build_deb["add_control"](tmp_path, "1.2", "amd64", {})
+    build_deb["add_control"](tmp_path, "1.2", "amd64", {}, SUITES.own_suite())
     control = (tmp_path / "DEBIAN/control").read_text()
     assert "\nMaintainer: Node Team <nodes@example.org>\n" in control
     with gzip.open(tmp_path / "usr/share/doc/phosd/changelog.gz", "rt") as file:
@@ -138,7 +188,7 @@ def test_who_distributes_it_is_its_maintainer(
 
 
 def test_the_configuration_names_its_schema(build_deb: dict[str, Any], tmp_path: Path) -> None:
-    build_deb["add_control"](tmp_path, "1.2", "amd64", {})
+    build_deb["add_control"](tmp_path, "1.2", "amd64", {}, SUITES.own_suite())
     first, _, _ = (tmp_path / "etc/phos/phosd.toml").read_text().partition("\n")
     schema = tmp_path / first.removeprefix("#:schema file:///")
     assert json.loads(schema.read_text()) == json_schema()
@@ -146,7 +196,7 @@ def test_the_configuration_names_its_schema(build_deb: dict[str, Any], tmp_path:
 
 def test_maintainer_scripts_are_whole(build_deb: dict[str, Any], tmp_path: Path) -> None:
     units = build_deb["add_units"](tmp_path)
-    build_deb["add_control"](tmp_path, "1.2", "amd64", units)
+    build_deb["add_control"](tmp_path, "1.2", "amd64", units, SUITES.own_suite())
     for name in ("postinst", "prerm", "postrm"):
         script = tmp_path / "DEBIAN" / name
         assert script.stat().st_mode & 0o777 == 0o755
