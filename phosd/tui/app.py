@@ -150,7 +150,7 @@ class PhosApp(Host):
                 self.call_later(take, *((changed,) if isinstance(screen, NodeScreen) else ()))
 
     def _survey(self) -> None:
-        self.run_worker(self.node.survey(), exclusive=True, group="survey", exit_on_error=False)
+        self.run_worker(self.node.survey, exclusive=True, group="survey", exit_on_error=False)
 
     def _tick(self) -> None:
         for screen in self.screen_stack:

@@ -4,6 +4,7 @@ modules that they name exist.
 
 import ast
 import importlib.util
+import itertools
 import re
 import shlex
 from collections.abc import Iterator
@@ -122,7 +123,7 @@ def given(words: list[str]) -> list[str]:
 
 
 def check_phos(words: list[str]) -> None:
-    behind = zip(words, words[1:], strict=False)
+    behind = itertools.pairwise(words)
     rest = [word for before, word in behind if before != "-H" and not word.startswith("-")]
     flags = options_of(phos)
     if rest and rest[0] != "...":

@@ -1,6 +1,5 @@
 """Show one GPU at a time: charts of its figures, and the processes that hold its memory."""
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -140,8 +139,10 @@ class GpusScreen(NodeScreen):
         text.append(f"  {plain(gpu.uuid)}", "dim")
         used = f"{human_bytes(self.node.memory_used(gpu))} of {human_bytes(gpu.memory_total)} used"
         seen = self.node.holders(gpu)
-        hidden = len(set(gpu.pids) - {process.pid for process in seen})
-        text.append(f"\n{used}; processes: {len(seen)}{_others(hidden)}")
+        hidden = len({*gpu.pids} - {*gpu.movers} - {process.pid for process in seen})
+        own = " and phosd" if gpu.movers else ""
+        others = f", {hidden} more that phosd does not show you" if hidden else ""
+        text.append(f"\n{used}; processes: {len(seen)}{own}{others}")
         untold = [f.name.lower() for f in FIGURES if not _tells(gpu, f, self.node)]
         if untold:
             text.append(f"; {', '.join(untold)}: n/a, NVML does not tell", "dim")
@@ -193,15 +194,6 @@ def _tells(gpu: Gpu, figure: Figure, node: Node) -> bool:
     now = Sample(0.0, gpu.utilisation, gpu.memory_used, gpu.temperature, gpu.power)
     samples = (now, *node.samples.get(gpu.path, ()))
     return any(figure.of(sample) is not None for sample in samples)
-
-
-def _others(count: int) -> str:
-    """Say whose the processes on a GPU are that phosd does not list: root sees those of all users,
-    and what is left are phosd's own.
-    """
-    if not count:
-        return ""
-    return f", {count} of phosd" if os.geteuid() == 0 else f", {count} of phosd or other users"
 
 
 def _plot(figure: Figure, gpu: Gpu, node: Node) -> Plot:

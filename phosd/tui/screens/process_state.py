@@ -49,7 +49,7 @@ def said_of(process: Process, node: Node) -> list[str]:
         parts.append(f"last image {process.last_image}")
     if process.restarter:
         parts.append(f"restarted by {process.restarter}")
-    if process.name:
+    if process.command:
         parts.append(command_line(process.command))
     return parts
 

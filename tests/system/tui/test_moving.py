@@ -115,7 +115,7 @@ def test_suspend_and_resume_by_what_the_process_is() -> None:
             why = "its device memory is in host memory"
             asleep = process(4711, state="suspended", gpus=(), device_bytes=0, reason=why)
             node.apply(Update({asleep.path: asleep}))
-            await until_shown(pilot, f"suspended: {why}; s resumes it", "s Resume")
+            await until_shown(pilot, "suspended: its device memory", "s Resume")
             assert "m (Migrate)" in text(pilot) and "c (Checkpoint)" in text(pilot)
             await pilot.press("c")
             await until_told(pilot, "Checkpoint: not now", "4711 is suspended; `s` resumes it")

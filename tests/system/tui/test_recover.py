@@ -28,7 +28,7 @@ def test_it_asks_for_the_process_by_name_and_the_answer_is_no_unless_one_says_ye
     async def body() -> None:
         async with opened(node, LARGE) as pilot:
             await pilot.press("down")
-            await until_shown(pilot, "no job works on it: press b to resume it")
+            await until_shown(pilot, "no job works on it: press b")
             for no in ("enter", "escape", "n"):
                 await pilot.press("b")
                 await until_shown(pilot, "Recover 2 (python train.py --epochs 3)?", state)
@@ -124,13 +124,13 @@ def test_the_service_does_it_or_says_what_next(service: Service) -> None:
 
     async def body() -> None:
         async with opened(Node(BusLink(service.address)), LARGE) as pilot:
-            await until_shown(pilot, "locked", "press b to resume it")
+            await until_shown(pilot, "locked", "no job works on it: press b")
             await pilot.press("b")
             await until_shown(pilot, f"Recover {os.getpid()} (python train.py)")
             await pilot.press("y")
             await until_told(pilot, f"Recover {os.getpid()}: Internal", "end the process")
             service.engine.trouble = None
-            await until_shown(pilot, "press b to resume it")
+            await until_shown(pilot, "no job works on it: press b")
             await pilot.press("b")
             await until_shown(pilot, "Another tool")
             await pilot.press("y")

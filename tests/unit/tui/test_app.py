@@ -53,11 +53,12 @@ def test_in_a_small_terminal_no_toast_covers_that_phosd_is_gone() -> None:
             app = pilot.app
             assert isinstance(app, PhosApp)
             app.tell("Job 1: checkpoint of 1 is done", "20270115T080000-5f3a")
+            await until_told(pilot, "is done")
             node.apply(Update(contact=Contact.GONE, trouble="it is away"))
             await until_shown(pilot, "No phosd for 0 s: it is away")
             app.tell("later", "is not told")
-            assert len(app._notifications) == 0
             app.tell("Checkpoint of 1", "phosd is away", "error")
+            await until_told(pilot, "phosd is away")
             assert len(app._notifications) == 1
 
     run(body)

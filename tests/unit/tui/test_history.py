@@ -87,7 +87,7 @@ def test_targets_have_names_and_the_plots_are_of_the_program_of_the_row() -> Non
         async with opened(node) as pilot:
             await pilot.press("4")
             await until_shown(pilot, "bert@3 (2027", "bert (4711)", "Plots of bert.")
-            assert "criu dump failed (it" in text(pilot) and "Internal" not in text(pilot)
+            assert "criu dump failed (i" in text(pilot) and "Internal" not in text(pilot)
             await pilot.press("down", "down")
             await until_shown(pilot, "Stop time: 9.50 s", "Plots of 815.", "▶ 815 ")
 
