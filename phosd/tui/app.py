@@ -1,6 +1,6 @@
 """Run the application: its screens, and what they share."""
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 from time import monotonic
@@ -150,7 +150,9 @@ class PhosApp(Host):
                 self.call_later(take, *((changed,) if isinstance(screen, NodeScreen) else ()))
 
     def _survey(self) -> None:
-        self.run_worker(self.node.survey, exclusive=True, group="survey", exit_on_error=False)
+        # The function: a coroutine that a newer one replaces before it begins would warn of that.
+        ask: Callable[[], Awaitable[None]] = self.node.survey
+        self.run_worker(ask, exclusive=True, group="survey", exit_on_error=False)
 
     def _tick(self) -> None:
         for screen in self.screen_stack:
