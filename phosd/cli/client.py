@@ -11,10 +11,12 @@ from phosd.bus import ROOT, CallError
 from phosd.cli.settings import Settings
 from phosd.client.daemon import Daemon, Managed, Properties
 from phosd.client.errors import CommandError
+from phosd.client.users import of_yours
 from phosd.interface.manager import MANAGER
-from phosd.interface.methods import JOB
+from phosd.interface.methods import GPU, JOB
 from phosd.interface.model import Interface
 
+NO_GPU = "phosd sees no GPU; `phos doctor` says what is missing"
 _PEEK_SECONDS = 2.0
 """Seconds that a completion waits for phosd."""
 
@@ -75,6 +77,13 @@ def objects(settings: Settings, stated: Interface, *refresh: str) -> list[Proper
     ``refresh``. Raises :class:`CallError`.
     """
     return managed(settings, *refresh).of(stated)
+
+
+def no_process(found: Managed) -> str:
+    """Say why no process is listed, and what to do."""
+    if not found.of(GPU):
+        return NO_GPU
+    return f"no process{of_yours()} uses a GPU; start a program with `phos run -- COMMAND`"
 
 
 def managed(settings: Settings, *refresh: str) -> Managed:

@@ -2,15 +2,12 @@
 
 from typing import Any
 
-from phosd.cli.client import managed
+from phosd.cli.client import NO_GPU, managed
 from phosd.cli.command import command
 from phosd.cli.settings import Settings
 from phosd.client.daemon import Managed
 from phosd.client.text import human_bytes
-from phosd.client.users import of_yours
 from phosd.interface.methods import GPU, PROCESS
-
-_NO_GPU = "phosd sees no GPU; `phos doctor` says what is missing"
 
 
 @command()
@@ -43,15 +40,8 @@ def gpus(settings: Settings) -> None:
             "PROCESSES": _processes,
         },
         spare=("POWER", "TEMP", "UUID", "LOAD", "NAME"),
-        empty=_NO_GPU,
+        empty=NO_GPU,
     )
-
-
-def no_process(found: Managed) -> str:
-    """Say why no process is listed, and what to do."""
-    if not found.of(GPU):
-        return _NO_GPU
-    return f"no process{of_yours()} uses a GPU; start a program with `phos run -- COMMAND`"
 
 
 def _figure(value: float | None, form: str) -> str:

@@ -8,9 +8,8 @@ import click
 
 from phosd.bus import CallError
 from phosd.cli import options
-from phosd.cli.client import ask, call, if_missing, managed
+from phosd.cli.client import ask, call, if_missing, managed, no_process
 from phosd.cli.command import command
-from phosd.cli.commands.gpus import no_process
 from phosd.cli.settings import Settings
 from phosd.client.daemon import Managed
 from phosd.client.errors import CommandError, of_bus

@@ -5,9 +5,8 @@ import time
 from collections import Counter
 from typing import Any
 
-from phosd.cli.client import call, managed
+from phosd.cli.client import call, managed, no_process
 from phosd.cli.command import command
-from phosd.cli.commands.gpus import no_process
 from phosd.cli.settings import Settings
 from phosd.client.daemon import Managed
 from phosd.client.errors import Exit

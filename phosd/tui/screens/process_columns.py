@@ -40,7 +40,7 @@ class ProcessColumns:
             Column("NEXT", 6, self._by(next_cell), self._due, right=True, rank=4),
             Column("STOP", 7, self._stop, self._stopped, right=True, rank=9),
             Column("RESTARTED", 9, _restarter, lambda p: p.restarter, rank=12),
-            Column("STATE", 12, self._state, self._state, rank=2),
+            Column("STATE", 13, self._state, self._state, rank=2),
             Column("LAST TROUBLE", 30, self._trouble, self._trouble, rank=3, grow=40),
             Column("COMMAND", 0, _command, lambda p: p.command, rank=14),
         ]  # fmt: skip

@@ -50,7 +50,7 @@ def test_checkpoint_with_options_and_a_schedule_that_is_ended(service: Service) 
             pilot.app.screen.query_one("#every").value = "3600"  # type: ignore[attr-defined]
             await pilot.click("#go")
             await until_told(pilot, "is done")
-            await until_shown(pilot, "every 1 h, next in", "5 kept")
+            await until_shown(pilot, "every 1 h, late", "5 kept")
             (request,) = service.engine.requests
             assert request.mode == "driver"  # type: ignore[attr-defined]
             await pilot.press("C")

@@ -106,11 +106,11 @@ def test_checkpoint_kill_and_restore_with_a_key_each(bus: str, tmp_path: Path) -
         terminal(tmp_path, tui) as shown,
         program(bus, tmp_path) as (pid, output),
     ):
-        shown.shows("1 Processes", "0 PHOS software GPU", str(pid), "● hooked")
+        shown.shows("1 Processes", "0 PHOS software GPU", str(pid), "○ never")
         shown.press("/")
         shown.press("-l", str(pid))  # whatever else runs here, the row is the program's
         shown.press("Enter")
-        shown.shows(f"▶ {pid:>7} ")
+        shown.shows(f"{pid:>7} ")
         shown.press("c")
         shown.shows(f"checkpoint of {pid} is done")
         shown.press("2")
@@ -135,7 +135,7 @@ def test_checkpoint_kill_and_restore_with_a_key_each(bus: str, tmp_path: Path) -
         common = again.keys() & before.keys()
         assert {step: again[step] for step in common} == {s: before[s] for s in common}
         shown.press("1")
-        shown.shows(f"▶ {pid:>7} ")
+        shown.shows(f"{pid:>7} ")
         shown.press("q")
         wait_until(shown.status, "phos-tui to end")
         assert shown.status() == "0\n", shown.screen()
@@ -177,13 +177,13 @@ def test_phosd_goes_and_another_one_comes_under_it(bus: str, tmp_path: Path) -> 
             shown.press("/")
             shown.press("-l", str(pid))
             shown.press("Enter")
-            shown.shows(f"▶ {pid:>7} ")
+            shown.shows(f"{pid:>7} ")
             shown.press("Space")
-            shown.shows(f"▶*{pid:>7} ", "● hooked", "1 marked")
+            shown.shows(f"{pid:>7} ", "○ never", "1 marked")
             first.close()
-            shown.shows("✗ No phosd for", "What is shown is", f"▶*{pid:>7} ", "(Checkpoint)")
+            shown.shows("✗ No phosd for", "What is shown is", f"{pid:>7} ", "(Checkpoint)")
             with phosd(bus, tmp_path):
-                shown.shows(f"● {platform.node()}", "c Checkpoint", f"▶*{pid:>7} ", "1 marked")
+                shown.shows(f"● {platform.node()}", "c Checkpoint", f"{pid:>7} ", "1 marked")
                 shown.hides("No phosd")
                 shown.press("c")
                 shown.shows(f"checkpoint of {pid} is done")
