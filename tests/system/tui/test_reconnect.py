@@ -74,7 +74,7 @@ def test_all_is_as_it_was_when_the_next_one_is_there(
             await until_shown(pilot, "✗ No phosd for", "phosd --session")
             async with served(bus, tmp_path, engine) as first:
                 await is_back(pilot)
-                await until_shown(pilot, "python train", "4.py")
+                await until_shown(pilot, "python tra", "4.py")
                 await pilot.press("end", "space", "up", "up")  # one mark, the cursor elsewhere
                 await pilot.press("o", "O", "slash", *"eval", "enter")
                 await until_shown(pilot, "5 of 6", "1 marked")
@@ -102,7 +102,7 @@ def test_all_is_as_it_was_when_the_next_one_is_there(
                 now = (processes.current, processes.chosen, processes.sort, processes.descending)
                 assert now == state
                 await pilot.press("escape")  # all rows, no marks
-                await until_shown(pilot, "6 rows", "python train")
+                await until_shown(pilot, "6 rows", "python tra")
                 processes.move_to(next(p.path for p in node.of(Process).values() if p.pid == PID))
                 await pilot.press("c")
                 await until_told(pilot, f"checkpoint of {PID} is done", "image-0")
@@ -118,7 +118,7 @@ def test_the_page_of_a_process_stays_and_a_job_that_was_lost_is_told(
     async def body() -> None:
         async with opened(Node(BusLink(bus)), LARGE) as pilot:
             async with served(bus, tmp_path, engine) as first:
-                await until_shown(pilot, "6 rows", "python train")
+                await until_shown(pilot, "6 rows", "python tra")
                 await pilot.press("slash", *"train", "enter", "c")
                 await until_shown(pilot, "■ quiesce")
                 await pilot.press("enter")
@@ -146,7 +146,7 @@ def test_it_may_come_and_go_again_and_again(bus: str, tmp_path: Path, engine: Fa
             for _ in range(4):
                 async with served(bus, tmp_path, engine) as service:
                     await is_back(pilot)
-                    await until_shown(pilot, "6 rows", "python train")
+                    await until_shown(pilot, "6 rows", "python tra")
                     await goes(pilot, service)
             assert "train.py" in text(pilot)
 

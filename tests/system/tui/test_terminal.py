@@ -106,7 +106,7 @@ def test_checkpoint_kill_and_restore_with_a_key_each(bus: str, tmp_path: Path) -
         terminal(tmp_path, tui) as shown,
         program(bus, tmp_path) as (pid, output),
     ):
-        shown.shows("1 Processes", "0 PHOS software GPU", str(pid), "○ never")
+        shown.shows("1 Processes", "0 PHOS software", str(pid), "○ never")
         shown.press("/")
         shown.press("-l", str(pid))  # whatever else runs here, the row is the program's
         shown.press("Enter")
@@ -124,7 +124,7 @@ def test_checkpoint_kill_and_restore_with_a_key_each(bus: str, tmp_path: Path) -
         wait_until(lambda: not alive(pid), "its end")
         position = output.stat().st_size
         shown.press("1")
-        shown.shows("COMMAND")
+        shown.shows("PROTECTED")
         shown.hides(f"{pid:>7} ")
         shown.press("3")
         shown.shows(f"{pid}", "concurrent")
