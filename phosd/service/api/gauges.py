@@ -11,18 +11,16 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from operator import is_not
 
 from prometheus_client import CollectorRegistry, Gauge
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from phosd import __version__
-from phosd.engine.image.manifest import Manifest
-from phosd.engine.image.usage import total_bytes
 from phosd.engine.program.away import Away
 from phosd.interface.records import Image, Job, Process
 from phosd.protection import Program, Protection, programs
+from phosd.service.api.image_sizes import ImageSizes
 from phosd.service.api.inventory import Inventory
 from phosd.service.api.views import ImageView, ProcessView, created, image_path, job_path
 from phosd.service.config import Config
@@ -169,11 +167,10 @@ class _Images(Collector):
     """Stored bytes of users, and their quotas."""
 
     sources: Sources
-    _known: dict[int, tuple[Sequence[Manifest], int]] = field(default_factory=dict, init=False)
-    """The images of each user at the last scrape, and their bytes."""
+    _sizes: ImageSizes = field(default_factory=ImageSizes, init=False)
 
     def collect(self) -> Iterable[GaugeMetricFamily]:
-        sizes = self._sizes()
+        sizes = self._sizes.by_user(tuple(self.sources.inventory.images.values()))
         largest = [user for user, _ in sizes.most_common()]
         family = GaugeMetricFamily(
             "phosd_image_bytes", "Stored bytes of a user's images.", labels=("user",)
@@ -186,22 +183,6 @@ class _Images(Collector):
         for away, views in _away(self.sources.inventory).items():
             sizes[views[0].process.uid] += away.stored_bytes
         yield from self._quotas(sizes)
-
-    def _sizes(self) -> Counter[int]:
-        """Return the bytes of each user's images, computed only for users whose images have
-        changed: thousands that share chunks take more than a second.
-        """
-        by_user: dict[int, list[Manifest]] = {}
-        for view in tuple(self.sources.inventory.images.values()):
-            by_user.setdefault(view.manifest.owner, []).append(view.manifest)
-        now: dict[int, tuple[Sequence[Manifest], int]] = {}
-        for user, images in by_user.items():
-            before, size = self._known.get(user, ((), 0))
-            if len(before) != len(images) or any(map(is_not, before, images)):
-                size = total_bytes(images)
-            now[user] = images, size
-        self._known = now
-        return Counter({user: size for user, (_, size) in now.items()})
 
     def _quotas(self, used: Counter[int]) -> Iterable[GaugeMetricFamily]:
         """Yield the quotas of those users who have one, with what they have ``used`` of it: those

@@ -1,11 +1,9 @@
 """Say how full the disk of the images is, and what users' images take of it."""
 
 import os
-from collections import defaultdict
 from collections.abc import Callable
 
-from phosd.engine.image.manifest import Manifest
-from phosd.engine.image.usage import total_bytes
+from phosd.service.api.image_sizes import ImageSizes
 from phosd.service.api.inventory import Inventory
 from phosd.service.config import Config
 from phosd.service.dbus.caller import Caller
@@ -29,6 +27,7 @@ class Storage:
         self._rights = rights
         self._query_pool = query_pool
         self._config = config
+        self._sizes = ImageSizes()
 
     @method("GetStorage")
     async def get_storage(self, caller: Caller) -> tuple[int, int, int, int]:
@@ -37,15 +36,13 @@ class Storage:
         """
         config = self._config()
         sees_all = await self._rights.inspects(caller)
-        owners = defaultdict[int, list[Manifest]](list)
-        for view in self._inventory.images.values():
-            if sees_all or view.manifest.owner == caller.uid:
-                owners[view.manifest.owner].append(view.manifest)
+        images = tuple(self._inventory.images.values())
         quota = None if sees_all else limits_of(config.limits, caller.uid).quota
 
         def read() -> tuple[int, int, int, int]:
             disk = os.statvfs(config.state_dir)
             total, free = (blocks * disk.f_frsize for blocks in (disk.f_blocks, disk.f_bavail))
-            return total, free, sum(map(total_bytes, owners.values())), quota or 0
+            sizes = self._sizes.by_user(images)
+            return total, free, sizes.total() if sees_all else sizes[caller.uid], quota or 0
 
         return await self._query_pool.run(caller.uid, read)
