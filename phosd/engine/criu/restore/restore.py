@@ -10,6 +10,7 @@ from phosd.engine.criu.files.file_orders import Policy
 from phosd.engine.criu.images.rights import TO_RESTORE, Rights
 from phosd.engine.criu.kinds import registry
 from phosd.engine.criu.kinds.kind import Restoring
+from phosd.engine.criu.kinds.named_files import without_sizes
 from phosd.engine.criu.restore.admission import require_free
 from phosd.engine.criu.restore.affinities import Affinities
 from phosd.engine.criu.restore.bounding_sets import with_full_sets
@@ -169,7 +170,11 @@ def _with_own_files(
     if clone is None and not as_is:
         yield tree, False
         return
-    with private_copy(tree, iter) if clone is None else clone.private_copy() as copy:
+    if clone is None:
+        with private_copy(tree, without_sizes) as copy:
+            yield copy, True
+        return
+    with clone.private_copy() as copy:
         if as_is:
             take_any_size(copy)
         yield copy, True
