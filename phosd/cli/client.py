@@ -11,12 +11,12 @@ from phosd.bus import ROOT, CallError
 from phosd.cli.settings import Settings
 from phosd.client.daemon import Daemon, Managed, Properties
 from phosd.client.errors import CommandError
+from phosd.client.text import NO_GPU
 from phosd.client.users import of_yours
 from phosd.interface.manager import MANAGER
 from phosd.interface.methods import GPU, JOB
 from phosd.interface.model import Interface
 
-NO_GPU = "phosd sees no GPU; `phos doctor` says what is missing"
 _PEEK_SECONDS = 2.0
 """Seconds that a completion waits for phosd."""
 

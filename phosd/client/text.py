@@ -5,7 +5,9 @@ from collections.abc import Mapping
 from phosd.plain_text import plain
 from phosd.units import age_text, human_bytes
 
-__all__ = ["container_text", "figure", "human_bytes", "plain", "rate"]
+__all__ = ["NO_GPU", "container_text", "figure", "human_bytes", "plain", "rate"]
+
+NO_GPU = "phosd sees no GPU; `phos doctor` says what is missing"
 
 
 def rate(value: float | None) -> str:

@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from phosd.cli.client import NO_GPU, managed
+from phosd.cli.client import managed
 from phosd.cli.command import command
 from phosd.cli.settings import Settings
 from phosd.client.daemon import Managed
-from phosd.client.text import human_bytes
+from phosd.client.text import NO_GPU, human_bytes
 from phosd.interface.methods import GPU, PROCESS
 
 

@@ -9,6 +9,7 @@ from textual.containers import Grid
 from textual.widgets import Static
 
 from phosd.client.records import Gpu, Process
+from phosd.client.text import NO_GPU
 from phosd.tui.actions import Action, bindings
 from phosd.tui.names import program_cell
 from phosd.tui.node import SAMPLES, Contact, Node, Sample
@@ -17,7 +18,6 @@ from phosd.tui.screens.evacuation import evacuate
 from phosd.tui.screens.process import ProcessScreen
 from phosd.tui.text import Cell, bar, command_line, human_bytes, plain
 from phosd.tui.widgets.chart import Chart, Plot
-from phosd.tui.widgets.gpus import NO_GPUS
 from phosd.tui.widgets.listing import Listing
 from phosd.tui.widgets.table import Column, RecordTable
 
@@ -130,7 +130,7 @@ class GpusScreen(NodeScreen):
 
     def _which(self, gpu: Gpu | None) -> Text:
         if gpu is None:
-            return Text(NO_GPUS if self.node.heard else "GPUs: not known yet", "dim")
+            return Text(NO_GPU if self.node.heard else "GPUs: not known yet", "dim")
         text = Text()
         for other in self.node.gpus:
             here = other.path == gpu.path

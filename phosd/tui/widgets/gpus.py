@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from rich.text import Text
 
 from phosd.client.records import Gpu, Process
+from phosd.client.text import NO_GPU
 from phosd.tui.node import Node, Sample
 from phosd.tui.text import fit, human_bytes, plain, spark
 from phosd.tui.widgets.job import STYLES
 from phosd.tui.widgets.lines import Lines
 
-NO_GPUS = "phosd sees no GPU; `phos doctor` says what is missing"
 _HOT, _WARM = 85.0, 75.0
 """Degrees Celsius from which a GPU is marked as hot, and drawn as a warning."""
 _WIDE = 90
@@ -69,7 +69,7 @@ class GpuLines(Lines):
         if len(gpus) > most:
             lines.append(Text(f"and {len(gpus) - most} more GPUs (5)", "dim"))
         if not gpus:
-            lines = [Text(NO_GPUS if node.heard else "GPUs: not known yet", "dim")]
+            lines = [Text(NO_GPU if node.heard else "GPUs: not known yet", "dim")]
         self.say(lines)
 
 
