@@ -31,7 +31,7 @@ def test_nothing_is_kept_of_half_a_transfer(
     words: tuple[str, ...] = ("export", image, str(file))
     if fault.startswith("import-"):
         phos(plant, *words)
-        words = ("import", str(file), "--trust", "--anyway")
+        words = ("import", str(file), "--trust", "--anyway", "--again")
     plant.stop()
     before = plant.said()
     plant.start(f"{fault}:1:{kind}")
