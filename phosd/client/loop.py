@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Coroutine, Generator
 from typing import Any, Generic, TypeVar
 
 _T = TypeVar("_T")
+_END_SECONDS = 2.0
 
 
 class Loop:
@@ -49,11 +50,23 @@ class Loop:
                 self.run(pull.close())
 
     def close(self) -> None:
-        """End the thread. Nothing may be given to it from now on: it would never be done."""
+        """End the thread, and what still runs in it: an interrupt leaves that behind. Nothing may
+        be given to it from now on: it would never be done.
+        """
         self.closed = True
+        asyncio.run_coroutine_threadsafe(_end_others(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+
+async def _end_others() -> None:
+    """Cancel all other tasks of the loop, and wait until they have ended."""
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    if others:
+        await asyncio.wait(others, timeout=_END_SECONDS)
 
 
 class _Pull(Generic[_T]):

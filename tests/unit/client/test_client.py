@@ -154,6 +154,24 @@ def test_nothing_is_given_to_a_loop_that_closes() -> None:
         closing.join()
 
 
+def test_what_still_runs_ends_with_its_loop() -> None:
+    """An interrupt leaves it behind, and it would complain that its loop is closed."""
+    loop, begun, ended = Loop(), threading.Event(), threading.Event()
+
+    async def connect() -> None:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+            ended.set()
+
+    asyncio.run_coroutine_threadsafe(connect(), loop._loop)
+    assert begun.wait(60)
+    loop.close()
+    assert ended.is_set()
+
+
 def test_a_shell_completes_what_is_exported() -> None:
     shown = {name for name in dir(phosd.client) if not name.startswith("__")}
     assert shown == set(phosd.client.__all__)
