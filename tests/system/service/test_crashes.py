@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from phosd.engine.program.tree import scan
+from phosd.units import counted
 from tests.support.harness import PROGRAMS, run_to_end
 from tests.support.rotation import times
 from tests.system.service.test_end_to_end import phos, phosd
@@ -116,7 +117,7 @@ def test_an_image_from_which_it_crashes_is_left_for_the_one_before(
         events = phos(bus, tmp_path, "events", "--severity", "warning")
         told = [str(row["text"]) for row in events if row["kind"] == "crash"]
         assert [text.rpartition("restore, ")[2] for text in sorted(told)] == [
-            f"{number} times in a row" for number in (1, 2, 3)
+            f"{counted(number, 'time')} in a row" for number in (1, 2, 3)
         ]
         (tmp_path / "bad").unlink()
         assert line.start(*words).wait(120) == 0, line.said
