@@ -24,7 +24,7 @@ export PYTHON
 
 .PHONY: help setup setup-containers setup-slurm build deb noble-deb image wheel lint tidy native-test native-test-plain native-test-sanitized \
 	native-test-threads check test test-all begin-test python-test soak flake-hunt durations \
-	test-boot demo docs test-gpu clean
+	test-boot demo docs screens test-gpu clean
 
 help:
 	@echo "make demo      train a network, checkpoint it, kill -9, restore it, compare"
@@ -43,6 +43,7 @@ help:
 	@echo "make image     the OCI image, in build/: phosd for hosts without Python, or run by Kubernetes"
 	@echo "make wheel     the wheel for pip, with the native libraries, in build/"
 	@echo "make docs      the pages as a site, in build/site; checks all links"
+	@echo "make screens   the pictures of phos-tui, in docs/screens, from a session on this machine (root)"
 	@echo "make lint      ruff, mypy, import-linter, lengths of files and functions, clang-format"
 	@echo "make tidy      clang-tidy, over a part of what runs in programs and beside them"
 	@echo "make clean     remove what was built; the virtual environment and CRIU stay"
@@ -255,6 +256,10 @@ docs: build/.site-packages
 	@mkdir -p build/pages
 	@cp --recursive --parents README.md CHANGELOG.md CONTRIBUTING.md LICENSE NOTICE docs examples build/pages
 	@NO_MKDOCS_2_WARNING=1 $(STEP) "site, build/site/index.html" $(LOGS)/docs.log build/site-venv/bin/mkdocs build --strict --quiet
+
+screens: setup build
+	@$(PY) packaging/make_overview.py
+	@$(PY) packaging/make_screens.py
 
 build/.site-packages: packaging/site-requirements.txt | build/.packages
 	@$(STEP) "packages for the site" $(LOGS)/site-packages.log sh -c "$(PYTHON) -m venv --clear build/site-venv && \

@@ -37,6 +37,7 @@ SCOPES = {
     "anywhere": "On every screen",
     "table": "In every table",
     "move": "To move in it",
+    "fleet": "Several nodes",
     "processes": "Processes",
     "process": "One process",
     "jobs": "Jobs",

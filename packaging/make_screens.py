@@ -17,6 +17,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import screenshots
 from textual.pilot import Pilot
 
 from phosd.client.records import Image, Job, Process
@@ -56,7 +57,7 @@ async def _session(folder: Path, size: tuple[int, int], command: list[str]) -> N
         stage.daemon(place, address),
         _program(place, command),
     ):
-        app = PhosApp(Node(BusLink(address)), host="node7")
+        app = PhosApp(Node(BusLink(address), name="node7"))
         async with app.run_test(size=size) as pilot:
             await _Session(pilot, app, folder).play()
 
@@ -150,7 +151,7 @@ class _Session:
     async def _picture(self, name: str) -> None:
         await self._pilot.pause(1.5)  # for replies and the figures in them
         path = self._folder / f"{name}.svg"
-        path.write_text(self._app.export_screenshot(title="phos-tui"))
+        screenshots.write(self._app, path)
         print(path)
 
 

@@ -79,6 +79,8 @@ ACTIONS = (
     Action("move('page_down')", "pagedown", "Page down", "a page down", MOVE, shown=False),
     Action("move('first')", "home,g", "First", "the first row", MOVE, shown=False),
     Action("move('last')", "end,G", "Last", "the last row", MOVE, shown=False),
+    # Several nodes
+    Action("open_node", "enter", "Open", "the screens of the node", "fleet"),
     # Processes
     Action(
         "checkpoint",
@@ -98,6 +100,15 @@ ACTIONS = (
         acts=True,
         feature="checkpoint",
         shown=False,
+    ),
+    Action(
+        "schedule",
+        "A",
+        "Schedule...",
+        "save the process again and again, or no longer; how often is asked for first",
+        "processes",
+        acts=True,
+        feature="periodic",
     ),
     Action(
         "migrate",
@@ -202,6 +213,35 @@ ACTIONS = (
                 scope,
                 acts=True,
                 feature="verify",
+            ),
+            Action(
+                "rehearse",
+                "V",
+                "Rehearse",
+                "restore it up to the program's first instruction, and end that again",
+                scope,
+                acts=True,
+                feature="rehearsals",
+                shown=False,
+            ),
+            Action(
+                "clone",
+                "K",
+                "Clone...",
+                "run it once more beside the program; asks for its name and its files first",
+                scope,
+                acts=True,
+                feature="clones",
+            ),
+            Action(
+                "note",
+                "N",
+                "Note...",
+                "write a line of your own to it",
+                scope,
+                acts=True,
+                feature="image-notes",
+                shown=False,
             ),
             Action("delete", "d", "Delete", "remove it for good; asks first", scope, acts=True),
         )

@@ -94,12 +94,9 @@ class PhosApp(Host):
     DEFAULT_MODE = SCREENS[0].SCOPE
     titles: ClassVar[dict[str, str]] = {screen.SCOPE: screen.TITLE_TEXT for screen in SCREENS}
 
-    def __init__(
-        self, node: Node, *, readonly: bool = False, light: bool = False, host: str = ""
-    ) -> None:
+    def __init__(self, node: Node, *, readonly: bool = False, light: bool = False) -> None:
         super().__init__()
         self.node = node
-        self.host = host
         self.readonly = readonly
         self._watched: set[str] = set()
         self._contact = Contact.SEEKING
@@ -123,16 +120,25 @@ class PhosApp(Host):
 
     def on_mount(self) -> None:
         self.theme = "textual-light" if self._light else "textual-dark"
-        self.node.subscribe(self._node_changed)
-        self.node.start()
-        self._survey()
+        for node in self.nodes:
+            node.subscribe(partial(self._heard_of, node))
+            node.start()
+            self._survey(node)
+            self.set_interval(_SAMPLE_SECONDS, node.sample)
+            self.set_interval(_SURVEY_SECONDS, partial(self._survey, node))
         self.run_worker(self.keys.work())
         self.set_interval(1.0, self._tick)
-        self.set_interval(_SAMPLE_SECONDS, self.node.sample)
-        self.set_interval(_SURVEY_SECONDS, self._survey)
 
     def on_unmount(self) -> None:
-        self.node.stop()
+        for node in self.nodes:
+            node.stop()
+
+    def _heard_of(self, node: Node, changed: frozenset[type]) -> None:
+        if Manager in changed and node.contact is Contact.HERE:
+            self.run_worker(node.recall(), exclusive=True, group=f"recall {id(node)}")
+            self._survey(node)
+        if node is self.node:
+            self._node_changed(changed)
 
     def _node_changed(self, changed: frozenset[type]) -> None:
         before, self._contact = self._contact, self.node.contact
@@ -142,17 +148,14 @@ class PhosApp(Host):
             self.clear_notifications()
         if Job in changed:
             self._tell_ended()
-        if Manager in changed and self.node.contact is Contact.HERE:
-            self.run_worker(self.node.recall(), exclusive=True, group="recall")
-            self._survey()
         for screen in self.screen_stack:
             if (take := getattr(screen, "node_changed", None)) is not None:
                 self.call_later(take, *((changed,) if isinstance(screen, NodeScreen) else ()))
 
-    def _survey(self) -> None:
+    def _survey(self, node: Node) -> None:
         # The function: a coroutine that a newer one replaces before it begins would warn of that.
-        ask: Callable[[], Awaitable[None]] = self.node.survey
-        self.run_worker(ask, exclusive=True, group="survey", exit_on_error=False)
+        ask: Callable[[], Awaitable[None]] = node.survey
+        self.run_worker(ask, exclusive=True, group=f"survey {id(node)}", exit_on_error=False)
 
     def _tick(self) -> None:
         for screen in self.screen_stack:
@@ -196,6 +199,10 @@ class PhosApp(Host):
         """Report the end of this job in a toast."""
         self._watched.add(path)
         self._tell_ended()
+
+    def forget_jobs(self) -> None:
+        """Report the end of no job that was begun before."""
+        self._watched.clear()
 
     def _tell_ended(self) -> None:
         jobs = self.node.of(Job)

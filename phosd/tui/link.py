@@ -22,7 +22,8 @@ from phosd.client.daemon import (
     Daemon,
     Properties,
 )
-from phosd.client.errors import CommandError, of_bus
+from phosd.client.errors import CommandError, in_words, of_bus
+from phosd.client.over_ssh import Tunnel
 from phosd.client.records import Record, record_of
 from phosd.client.users import user_name
 from phosd.interface.manager import MANAGER
@@ -32,6 +33,8 @@ _BATCH_SECONDS = 0.1
 _SILENCE_SECONDS = 30.0
 """Seconds without a signal, of which phosd sends some all the time, after which all is read."""
 _RETRY_SECONDS = 2.0
+_RETRY_FAR_SECONDS = 15.0
+"""The same for another node, where each attempt is somebody who logs in."""
 _MOST_AT_ONCE = 4
 """Most objects to read at the same time: phosd limits a client's concurrent calls."""
 _MOST_SINGLY = 32
@@ -41,9 +44,13 @@ _MOST_SINGLY = 32
 class BusLink:
     """A :class:`~phosd.tui.node.Link` over D-Bus. Use it on one event loop only."""
 
-    def __init__(self, where: str) -> None:
-        """Take ``system``, ``session`` or an address."""
+    def __init__(self, where: str, tunnel: Tunnel | None = None) -> None:
+        """Take ``system``, ``session`` or an address; or the way to another node, and how the bus
+        is called there.
+        """
         self._where = where
+        self._tunnel = tunnel
+        self._address = where if tunnel is None else tunnel.address
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._session: _Session | None = None
@@ -114,18 +121,23 @@ class BusLink:
         """Connect to the bus, again and again."""
         while True:
             try:
-                with closing(await Connection.open(self._where)) as connection:
+                with closing(await Connection.open(self._address)) as connection:
                     self._session = _Session(connection, self._where, hand_over)
                     await self._session.run()
                 why = "the bus went away"
             except NoBusError as error:
-                why = f"{error}; {error.hint}"
+                why = await self._why_no_bus(error)
             except CallError as error:
                 why = str(of_bus(error, self._where))
             finally:
                 self._session = None
             hand_over(Update(contact=Contact.GONE, trouble=why))
-            await asyncio.sleep(_RETRY_SECONDS)
+            await asyncio.sleep(_RETRY_FAR_SECONDS if self._tunnel else _RETRY_SECONDS)
+
+    async def _why_no_bus(self, error: NoBusError) -> str:
+        if self._tunnel is None:
+            return f"{error}; {error.hint}"
+        return str(in_words(await asyncio.to_thread(self._tunnel.why_not), self._where))
 
 
 class _Session:

@@ -110,13 +110,24 @@ _R = TypeVar("_R", bound=Record)
 
 class Node:
     """A mirror of the node, and the calls of phosd. ``now`` is the clock: seconds since the epoch.
+    ``name`` is what the node is called (empty: not shown), and ``here`` whether it is this machine,
+    whose files can be read.
 
     A call raises :class:`CommandError`, whose message says what to do next.
     """
 
-    def __init__(self, link: Link, now: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        link: Link,
+        now: Callable[[], float] = time.time,
+        *,
+        name: str = "",
+        here: bool = True,
+    ) -> None:
         self._link = link
         self.now = now
+        self.name = name
+        self.here = here
         self.contact = Contact.SEEKING
         self.trouble = ""
         self.since = now()

@@ -153,6 +153,15 @@ class ImageScreen(NodeScreen):
     def action_verify(self) -> None:
         image_work.verify(self, [self._image])
 
+    def action_rehearse(self) -> None:
+        image_work.rehearse(self, [self._image])
+
+    def action_clone(self) -> None:
+        image_work.clone(self, self._image)
+
+    def action_note(self) -> None:
+        image_work.write_note(self, self._image)
+
     def action_delete(self) -> None:
         image_work.delete(self, [self._image])
 

@@ -27,20 +27,51 @@ def restore_with(screen: NodeScreen, image: Image) -> None:
                 ("cut those that have grown to their length; the rest is put beside", "cut"),
                 ("keep them: the restore is refused", "keep"),
                 ("go on with them as they are", "as-is")]),
+        *_places(),
+    ]  # fmt: skip
+    _restore_so(screen, image, "Restore", choices)
+
+
+def clone(screen: NodeScreen, image: Image) -> None:
+    """Restore one image beside the program, asking for a name and options first."""
+    choices: list[Choice | Field] = [
+        Field("clone", "Its name", f"{image.name}-2" if image.name else "",
+              "up to 32 letters, digits, and any of _ -", _name_trouble),
+        Choice("clone_files", "Files on the disk that it writes to",
+               [("it gets a copy of each", "copy"),
+                ("it may share those that it appends to", "share"),
+                ("refuse it if there are any", "refuse")]),
+        *_places(),
+    ]  # fmt: skip
+    _restore_so(screen, image, "Clone", choices)
+
+
+def _places() -> list[Field]:
+    """Return the questions where a program goes on."""
+    return [
         Field("output", "Where its output goes, if that was a pipe or a terminal",
               hint="/path/of/a/file", check=_output_trouble),
         Field("gpu", "On which GPU; OLD:NEW,... if it used several",
               hint="the same, or one like it"),
     ]  # fmt: skip
 
+
+def _restore_so(
+    screen: NodeScreen, image: Image, what: str, choices: Sequence[Choice | Field]
+) -> None:
+    """Ask, and restore the image with the answers as options."""
+
     def given(options: dict[str, str] | None) -> None:
         if options is not None:
             work = screen.node.call("Restore", image.id, **{k: v for k, v in options.items() if v})
-            screen.ask(f"Restore {image.id}", work)
+            screen.ask(f"{what} {image.id}", work)
 
-    screen.app.push_screen(
-        Form(f"Restore {_named(image)}", choices, "Restore", partial(_gone, screen, [image])), given
-    )
+    gone = partial(_gone, screen, [image])
+    screen.app.push_screen(Form(f"{what} {_named(image)}", choices, what, gone), given)
+
+
+def _name_trouble(text: str) -> str:
+    return "" if text else "a clone has a name of its own; without, it would be a restore"
 
 
 def _output_trouble(text: str) -> str:
@@ -53,6 +84,30 @@ def verify(screen: NodeScreen, images: Sequence[Image]) -> None:
     """Verify each image."""
     for image in images:
         screen.ask(f"Verify {image.id}", screen.node.call("VerifyImage", image.id))
+
+
+def rehearse(screen: NodeScreen, images: Sequence[Image]) -> None:
+    """Rehearse the restore of each image."""
+    for image in images:
+        work = screen.node.call("VerifyImage", image.id, rehearse=True)
+        screen.ask(f"Rehearse {image.id}", work)
+
+
+def write_note(screen: NodeScreen, image: Image) -> None:
+    """Write a note of an image, or take it away."""
+
+    def given(answers: dict[str, str] | None) -> None:
+        if answers is not None:
+            screen.ask(f"Note of {image.id}", _write_note(screen, image, answers["note"]))
+
+    field = Field("note", "A line of your own; empty: none", image.note, "before the new rate")
+    gone = partial(_gone, screen, [image])
+    screen.app.push_screen(Form(f"Note of {_named(image)}", [field], "Write", gone), given)
+
+
+async def _write_note(screen: NodeScreen, image: Image, note: str) -> str:
+    await screen.node.ask(image, "SetNote", note)
+    return "it is written" if note else "it has none any more"
 
 
 def delete(screen: NodeScreen, images: Sequence[Image]) -> None:

@@ -110,6 +110,17 @@ class ImagesScreen(NodeScreen):
     def action_verify(self) -> None:
         image_work.verify(self, self.table.chosen)
 
+    def action_rehearse(self) -> None:
+        image_work.rehearse(self, self.table.chosen)
+
+    def action_clone(self) -> None:
+        if self.table.current is not None:
+            image_work.clone(self, self.table.current)
+
+    def action_note(self) -> None:
+        if self.table.current is not None:
+            image_work.write_note(self, self.table.current)
+
     def action_delete(self) -> None:
         image_work.delete(self, self.table.chosen)
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from phosd.client.records import Process
+from phosd.client.text import container_text
 from phosd.protection import Program
 from phosd.tui.names import program_cell
 from phosd.tui.node import Node
@@ -36,12 +37,16 @@ class ProcessColumns:
                    right=True, rank=7),
             Column("PROTECTED", 18, self._by(protected_cell), self._urgency),
             Column("EVERY", 6, lambda p: duration_text(p.every) if p.every else "",
-                   lambda p: p.every, right=True, rank=11),
-            Column("NEXT", 6, self._by(next_cell), self._due, right=True, rank=4),
+                   lambda p: p.every, right=True, rank=11, sparse=True),
+            Column("NEXT", 6, self._by(next_cell), self._due, right=True, rank=4,
+                   sparse=True),
             Column("STOP", 7, self._stop, self._stopped, right=True, rank=9),
             Column("RESTARTED", 9, _restarter, lambda p: p.restarter, rank=12),
             Column("STATE", 13, self._state, self._state, rank=2),
-            Column("LAST TROUBLE", 30, self._trouble, self._trouble, rank=3, grow=40),
+            Column("POD OR JOB", 12, _surroundings, _surroundings, rank=13, grow=20,
+                   sparse=True),
+            Column("LAST TROUBLE", 30, self._trouble, self._trouble, rank=3, grow=40,
+                   sparse=True),
             Column("COMMAND", 0, _command, lambda p: p.command, rank=14),
         ]  # fmt: skip
 
@@ -84,6 +89,12 @@ class ProcessColumns:
 def _restarter(process: Process) -> Cell:
     """Return the kind of what would start the program again."""
     return plain(process.restarter.rpartition(" ")[0]) or ("by hand", "dim")
+
+
+def _surroundings(process: Process) -> str:
+    """Return the container, with its pod, and the step of a Slurm job, that it is in."""
+    within = (container_text(process.container), process.slurm_step)
+    return plain(" ".join(filter(None, within)))
 
 
 def _command(process: Process) -> Cell:

@@ -16,13 +16,14 @@ from phosd.tui.names import target_text
 from phosd.tui.node import Contact, Node
 from phosd.tui.output_tail import Tails
 from phosd.tui.programs import Programs
-from phosd.tui.screens import checkpoint_form, moving
+from phosd.tui.screens import moving, process_work
 from phosd.tui.screens.base import NodeScreen
 from phosd.tui.screens.process import ProcessScreen
 from phosd.tui.screens.process_columns import PROTECTED, ProcessColumns
 from phosd.tui.screens.process_state import hints, images_of, said_of, standing, there
+from phosd.tui.screens.process_work import named
 from phosd.tui.screens.ring import RingScreen
-from phosd.tui.text import command_line, plain
+from phosd.tui.text import plain
 from phosd.tui.widgets.dialogs import Form, Question
 from phosd.tui.widgets.gpus import GpuLines
 from phosd.tui.widgets.job import job_line
@@ -33,8 +34,6 @@ from phosd.tui.widgets.node_line import NodeLine
 from phosd.tui.widgets.pane import Content, ProgramPane
 from phosd.tui.widgets.table import RecordTable
 
-NO_JOB = "/"
-"""Returned instead of a job's path by a call that ends a schedule."""
 _NOTHING = "no GPU processes; `phos run -- python train.py` starts one that can be saved"
 _MOST_JOBS = 4
 """Most jobs below the table; the screen Jobs has all."""
@@ -191,7 +190,8 @@ class ProcessesScreen(NodeScreen):
     def _read_output(self) -> None:
         """Read the end of the output of the chosen program, where it is shown."""
         process = self.table.current
-        if process is not None and process.output and self.query_one(ProgramPane).display:
+        shown = self.node.here and self.query_one(ProgramPane).display
+        if process is not None and process.output and shown:
             self._tails.want(process.output[0])
 
     def _tail_came(self, path: str, lines: list[str]) -> None:
@@ -219,7 +219,7 @@ class ProcessesScreen(NodeScreen):
         chosen = self.table.chosen
         if not chosen:
             return "there is no process"
-        saves = action.id.startswith("checkpoint") or action.id == "end"
+        saves = action.id.startswith("checkpoint") or action.id in ("end", "schedule")
         if saves and all(p.hook == "unsupported" for p in chosen):
             first = chosen[0]
             return f"{first.pid} cannot be saved: {first.reason or 'it is not supported'}"
@@ -242,28 +242,10 @@ class ProcessesScreen(NodeScreen):
             self.ask(f"Checkpoint of {process.pid}", self.node.call("Checkpoint", process.pid))
 
     def action_checkpoint_with(self) -> None:
-        chosen = self.table.chosen
-        self.app.push_screen(
-            Form(
-                _title("Checkpoint", chosen),
-                checkpoint_form.choices(self.node.manager.features),
-                "Checkpoint",
-                partial(self._gone, chosen),
-            ),
-            partial(self._checkpoint_with, chosen),
-        )
+        process_work.checkpoint_with(self, self.table.chosen)
 
-    def _checkpoint_with(self, chosen: list[Process], given: dict[str, str] | None) -> None:
-        if given is None:
-            return
-        options = checkpoint_form.options(given)
-        for process in there(chosen, self.node):
-            work = self._checkpoint_or_end(process.pid, options)
-            self.ask(f"Checkpoint of {process.pid}", work)
-
-    async def _checkpoint_or_end(self, pid: int, options: checkpoint_form.Options) -> str:
-        told = str(await self.node.call("Checkpoint", pid, **options))
-        return told if told != NO_JOB else f"{pid} has no periodic checkpoints any more"
+    def action_schedule(self) -> None:
+        process_work.schedule(self, self.table.chosen)
 
     def action_suspend(self) -> None:
         """Resume what is suspended; suspend the others after a question."""
@@ -274,7 +256,7 @@ class ProcessesScreen(NodeScreen):
                 self.ask(f"Resume {process.pid}", self.node.call("Resume", process.pid))
         if running:
             question = (
-                f"Suspend {_named(running)}?\n\nIt stands still until it is resumed, and leaves "
+                f"Suspend {named(running)}?\n\nIt stands still until it is resumed, and leaves "
                 "nothing on its GPUs."
             )
             self._after_question(
@@ -284,7 +266,7 @@ class ProcessesScreen(NodeScreen):
     def action_end(self) -> None:
         chosen = [process for process in self.table.chosen if process.state != moving.SUSPENDED]
         question = (
-            f"Save and end {_named(chosen)}?\n\nIt stands still until its image is on the disk, "
+            f"Save and end {named(chosen)}?\n\nIt stands still until its image is on the disk, "
             "and ends. A restore continues it from there."
         )
         self._after_question(
@@ -299,7 +281,7 @@ class ProcessesScreen(NodeScreen):
             self.table.chosen, key=lambda process: process.state == moving.SUSPENDED
         )
         question = (
-            f"Suspend {_named([leaving])}, and resume {_named([coming])} in its place?\n\nThe "
+            f"Suspend {named([leaving])}, and resume {named([coming])} in its place?\n\nThe "
             "first stands still until it is resumed."
         )
         self._after_question(
@@ -319,17 +301,17 @@ class ProcessesScreen(NodeScreen):
             for process in there(processes, self.node) if yes else ():
                 self.ask(f"{what} {process.pid}", work(process))
 
-        gone = partial(self._gone, processes)
+        gone = partial(process_work.gone, self, processes)
         self.app.push_screen(Question(question, what, gone), answered)
 
     def action_migrate(self) -> None:
         chosen = self.table.chosen
         self.app.push_screen(
             Form(
-                _title("Migration", chosen),
+                f"Migration of {named(chosen)}",
                 moving.choices(self.node, chosen),
                 "Migrate",
-                partial(self._gone, chosen),
+                partial(process_work.gone, self, chosen),
             ),
             partial(self._migrate, chosen),
         )
@@ -339,14 +321,6 @@ class ProcessesScreen(NodeScreen):
             for process in there(chosen, self.node):
                 work = self.node.call("Migrate", process.pid, moving.destination(given))
                 self.ask(f"Migrate {process.pid}", work)
-
-    def _gone(self, processes: Sequence[Process]) -> str:
-        """Return why the action is void: all the processes have ended; an empty string
-        otherwise.
-        """
-        if there(processes, self.node):
-            return ""
-        return "It has ended." if len(processes) == 1 else "All of them have ended."
 
     def action_recover(self) -> None:
         chosen = standing(self.table.chosen, self.node)
@@ -360,7 +334,7 @@ class ProcessesScreen(NodeScreen):
 
         states = ", ".join(sorted({process.state for process in chosen}))
         question = (
-            f"Recover {_named(chosen)}?\n\nNo job works on it, and it is {states}. Another tool "
+            f"Recover {named(chosen)}?\n\nNo job works on it, and it is {states}. Another tool "
             "may mean it to be; if none does, phosd resumes it."
         )
         self.app.push_screen(Question(question, "Recover", gone), answered)
@@ -374,14 +348,3 @@ class ProcessesScreen(NodeScreen):
         process = self.table.current
         if process is not None:
             self.app.push_screen(RingScreen(process))
-
-
-def _title(what: str, chosen: list[Process]) -> str:
-    """Return a title with the operation and its processes."""
-    return f"{what} of {_named(chosen)}"
-
-
-def _named(chosen: list[Process]) -> str:
-    if len(chosen) == 1:
-        return f"{chosen[0].pid} ({command_line(chosen[0].command)})"
-    return f"{len(chosen)} processes: {', '.join(str(p.pid) for p in chosen)}"

@@ -159,7 +159,7 @@ class Form(Dialog[dict[str, str] | None]):
     }
     Form .title { text-style: bold; margin-bottom: 1; }
     Form .choice { height: auto; margin-bottom: 1; }
-    Form Label { width: 2fr; color: $text-muted; }
+    Form Label { width: 2fr; padding-right: 1; color: $text-muted; }
     Form Select, Form Input { width: 3fr; }
     Form .wrong { display: none; color: $text-error; text-style: bold; }
     Form .buttons { height: auto; align-horizontal: right; }

@@ -28,26 +28,30 @@ class TopLine(Static):
         self._ends: list[tuple[int, str]] = []
 
     def show(self, node: Node) -> None:
-        """Redraw the line."""
-        line = Text(no_wrap=True, overflow="crop")
-        self._ends = []
-        for number, (name, title) in enumerate(self.app.titles.items(), 1):
-            here = name == self._current
-            line.append(f"{number}", "bold" if here else "")
-            line.append(f" {title} ", "bold reverse" if here else "")
-            self._ends.append((line.cell_len, name))
+        """Redraw the line, with the contact to the node's phosd."""
         marks = {Contact.HERE: "●", Contact.SEEKING: "◌", Contact.GONE: "✗"}
         mark = ("… " if node.waiting else "") + marks[node.contact]
         readonly = " readonly" if self.app.readonly else ""
         version = f" phosd {plain(node.manager.version)}".rstrip()
-        room = self.size.width - line.cell_len - 1
-        host = f" {plain(self.app.host)}" if self.app.host else ""
-        for right in (
+        host = f" {plain(node.name)}" if node.name else ""
+        self.say(
             mark + host + version + readonly,
             mark + host + (readonly or " phosd"),
             mark + (readonly or host or " phosd"),
             mark,
-        ):
+        )
+
+    def say(self, *texts: str) -> None:
+        """Redraw the line, with the first of these texts for which there is room."""
+        line = Text(no_wrap=True, overflow="crop")
+        self._ends = []
+        for number, (name, title) in enumerate(self.app.titles.items(), self.app.first_number):
+            here = name == self._current
+            line.append(f"{number}", "bold" if here else "")
+            line.append(f" {title} ", "bold reverse" if here else "")
+            self._ends.append((line.cell_len, name))
+        room = self.size.width - line.cell_len - 1
+        for right in texts:
             if len(right) < room:
                 line.append(right.rjust(room))
                 break

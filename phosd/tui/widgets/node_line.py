@@ -70,13 +70,18 @@ def _rest(node: Node) -> list[Text]:
     return parts
 
 
-def _disk(storage: Storage) -> Text:
+def disk_cell(storage: Storage) -> tuple[str, str]:
+    """Return how full the disk of the images is, as a warning where it is."""
     share = storage.share
-    style = STYLES["bad"] if share >= _FULLER else STYLES["warn"] if share >= _FULL else ""
-    mark = "! " if share >= _FULL else ""
-    free = f"{mark}disk {share:.0%}, {human_bytes(storage.free)} free"
+    tone = "bad" if share >= _FULLER else "warn" if share >= _FULL else ""
+    return f"{'! ' if tone else ''}disk {share:.0%}, {human_bytes(storage.free)} free", tone
+
+
+def _disk(storage: Storage) -> Text:
+    free, tone = disk_cell(storage)
     quota = f" of your {human_bytes(storage.quota)}" if storage.quota else ""
-    return Text.assemble((free, style), f", images {human_bytes(storage.used)}{quota}")
+    images = f", images {human_bytes(storage.used)}{quota}"
+    return Text.assemble((free, STYLES.get(tone, "")), images)
 
 
 def _joined(parts: Iterable[Text]) -> Text:

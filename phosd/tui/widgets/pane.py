@@ -124,7 +124,7 @@ def _protected(program: Program, now: float) -> str:
 
 def _schedule(program: Program, process: Process, now: float) -> str:
     if not program.every:
-        return "none; C makes one"
+        return "none; A makes one"
     due = next_cell(program, now)
     due = due if isinstance(due, str) else due[0]
     when = f", {due}" if due in ("late", "due") else f", next in {due}" if due else ""

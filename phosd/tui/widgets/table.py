@@ -37,7 +37,7 @@ class Column(Generic[_T]):
 
     ``order`` returns the sort key of a record. On a narrow screen the column with the highest
     ``rank`` is left out first; rank 0 always stays. On a wide one a column takes up to ``grow``
-    cells more.
+    cells more. A ``sparse`` column takes no room while it says nothing of any row.
     """
 
     title: str
@@ -47,6 +47,7 @@ class Column(Generic[_T]):
     right: bool = False
     rank: int = 0
     grow: int = 0
+    sparse: bool = False
 
 
 class RecordTable(ScrollView, Generic[_T], can_focus=True):
@@ -108,6 +109,8 @@ class RecordTable(ScrollView, Generic[_T], can_focus=True):
         self._records: Mapping[str, _T] = {}
         self._texts: dict[str, tuple[_T, str]] = {}
         self._keys: list[str] = []
+        self._silent: frozenset[int] = frozenset()
+        """The numbers of the columns that take no room now."""
         self._words: list[str] = []
         self._under = ""
         self.marks: set[str] = set()
@@ -171,6 +174,11 @@ class RecordTable(ScrollView, Generic[_T], can_focus=True):
         keys.sort()  # for a stable order of equals
         keys.sort(key=lambda key: order(records[key]), reverse=self.descending)
         self._keys = keys
+        self._silent = frozenset(
+            number
+            for number, column in enumerate(self._columns)
+            if column.sparse and not any(column.cell(records[key]) for key in keys)
+        )
         self._texts = {key: text for key, text in self._texts.items() if key in records}
         size = Size(self.size.width, len(keys) + 1)
         if size != self.virtual_size:
@@ -303,7 +311,7 @@ class RecordTable(ScrollView, Generic[_T], can_focus=True):
 
     def _kept(self, width: int) -> list[int]:
         """Return the numbers of the columns that have room, and leave enough to the last one."""
-        kept = list(range(len(self._columns)))
+        kept = [i for i in range(len(self._columns)) if i not in self._silent]
 
         def left() -> int:
             return width - 2 - sum(self._columns[i].width + 1 for i in kept[:-1])

@@ -1,13 +1,15 @@
 """Drive the application from a test."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
+from textual.app import App
 from textual.pilot import Pilot
 
 from phosd.tui.app import PhosApp
+from phosd.tui.fleet import FleetApp
 from phosd.tui.node import Node
 from tests.support.harness import PATIENCE
 from tests.support.tui.snapshots import text
@@ -39,19 +41,29 @@ class Hands(Pilot[None]):
             await through(self)
 
 
-class _Lasting(PhosApp):
+class _Lasting(App[None]):
     """Its toasts stay for as long as a test may take to look, on a busy machine."""
 
     def notify(self, message: str, **options: Any) -> None:
         super().notify(message, **options | {"timeout": PATIENCE})
 
 
+class _OneNode(_Lasting, PhosApp):
+    pass
+
+
+class _Fleet(_Lasting, FleetApp):
+    pass
+
+
 @asynccontextmanager
 async def opened(
-    node: Node, size: tuple[int, int] = SMALL, **options: Any
+    shown: Node | Sequence[Node], size: tuple[int, int] = SMALL, **options: Any
 ) -> AsyncIterator[Pilot[None]]:
-    """Run phos-tui on a terminal of this size."""
-    app = _Lasting(node, **options)
+    """Run phos-tui with a node, or with several, on a terminal of this size."""
+    app: PhosApp = (
+        _OneNode(shown, **options) if isinstance(shown, Node) else _Fleet(shown, **options)
+    )
     app.animation_level = "none"
     async with app.run_test(size=size, notifications=True) as pilot:
         await pilot.pause()

@@ -37,25 +37,25 @@ def test_checkpoint_is_watched_to_its_end(service: Service) -> None:
     run(body)
 
 
-def test_checkpoint_with_options_and_a_schedule_that_is_ended(service: Service) -> None:
+def test_a_schedule_with_options_that_is_ended(service: Service) -> None:
     service.engine.running = [this_one()]
     service.engine.go.set()
 
     async def body() -> None:
         async with opened(Node(BusLink(service.address)), LARGE) as pilot:
             await until_shown(pilot, str(PID))
-            await pilot.press("C")
+            await pilot.press("A")
             await until_shown(pilot, "How often")
             pilot.app.screen.query_one("#mode").value = "driver"  # type: ignore[attr-defined]
-            pilot.app.screen.query_one("#every").value = "3600"  # type: ignore[attr-defined]
+            pilot.app.screen.query_one("#every").value = "1h"  # type: ignore[attr-defined]
             await pilot.click("#go")
             await until_told(pilot, "is done")
             await until_shown(pilot, "every 1 h, late", "5 kept")
             (request,) = service.engine.requests
             assert request.mode == "driver"  # type: ignore[attr-defined]
-            await pilot.press("C")
+            await pilot.press("A")
             await until_shown(pilot, "How often")
-            pilot.app.screen.query_one("#every").value = "0"  # type: ignore[attr-defined]
+            pilot.app.screen.query_one("#every").value = "never"  # type: ignore[attr-defined]
             await pilot.click("#go")
             await until_told(pilot, f"Checkpoint of {PID}", "no periodic checkpoints any more")
 

@@ -191,7 +191,8 @@ def test_the_top_line_tells_which_machine_it_is(width: int, shown: str) -> None:
     node, _ = fake_node(process(1), features=ALL)
 
     async def body() -> None:
-        async with opened(node, (width, 24), host="node7") as pilot:
+        node.name = "node7"
+        async with opened(node, (width, 24)) as pilot:
             await until_shown(pilot, shown)
 
     run(body)

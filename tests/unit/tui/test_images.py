@@ -10,7 +10,7 @@ from phosd.client.errors import CommandError
 from phosd.tui.node import Update
 from phosd.tui.widgets.dialogs import Form, Question
 from tests.support.tui.fakes import FEATURES, NOW, fake_node, image, job, process
-from tests.support.tui.opened import LARGE, opened, run, until, until_shown
+from tests.support.tui.opened import LARGE, opened, run, until, until_shown, until_told
 from tests.support.tui.snapshots import settled, text
 
 OLD, NEW = "20270115T070000-aaaa", "20270115T080000-bbbb"
@@ -118,6 +118,63 @@ def test_restore_with_options() -> None:
             assert (member, name) == ("Restore", NEW)
             given = {key: variant.value for key, variant in options.items()}
             assert given == {"files": "cut", "output": "/tmp/train.log"}
+
+    run(body)
+
+
+def test_a_clone_has_a_name() -> None:
+    node, link = fake_node(*two(), features=(*FEATURES, "clones"))
+
+    async def body() -> None:
+        async with opened(node, LARGE) as pilot:
+            await pilot.press("3", "K")
+            await until_shown(pilot, f"Clone {NEW} of 4711 (python train.py)")
+            await pilot.click("#go")
+            await until_shown(pilot, "a clone has a name of its own")
+            assert link.asked == []
+            form = pilot.app.screen
+            form.query_one("#clone", Input).value = "second"
+            form.query_one("#clone_files", Select).value = "share"
+            form.query_one("#clone", Input).focus()
+            await pilot.press("enter")
+            await until(pilot, lambda: link.asked, "the call")
+            ((member, name, options),) = link.asked
+            assert (member, name) == ("Restore", NEW)
+            given = {key: variant.value for key, variant in options.items()}
+            assert given == {"clone": "second", "clone_files": "share"}
+
+    run(body)
+
+
+def test_a_note_is_written_and_taken_away() -> None:
+    node, link = fake_node(*two(note="before [the] rate"), features=(*FEATURES, "image-notes"))
+    link.answers["SetNote"] = None
+
+    async def body() -> None:
+        async with opened(node, LARGE) as pilot:
+            for note, told in (("the best", "it is written"), ("", "it has none any more")):
+                await pilot.press("3", "N")
+                await until_shown(pilot, f"Note of {NEW}", "before [the] rate")
+                pilot.app.screen.query_one("#note", Input).value = note
+                await pilot.click("#go")
+                await until_told(pilot, f"Note of {NEW}", told)
+            assert link.asked == [("SetNote", "the best"), ("SetNote", "")]
+
+    run(body)
+
+
+def test_a_rehearsal_takes_all_that_are_marked() -> None:
+    node, link = fake_node(*two(), features=(*FEATURES, "rehearsals"))
+
+    async def body() -> None:
+        async with opened(node) as pilot:
+            await pilot.press("3", "space", "space", "V")
+            await until(pilot, lambda: len(link.asked) == 2, "the calls")
+            assert {asked[:2] for asked in link.asked} == {
+                ("VerifyImage", OLD),
+                ("VerifyImage", NEW),
+            }
+            assert all(asked[2]["rehearse"].value is True for asked in link.asked)
 
     run(body)
 

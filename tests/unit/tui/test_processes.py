@@ -3,7 +3,7 @@
 import asyncio
 from dataclasses import replace
 
-from textual.widgets import Select
+from textual.widgets import Input, Select
 
 from phosd.bus import ROOT
 from phosd.client.errors import CommandError
@@ -63,7 +63,6 @@ def test_a_checkpoint_with_options() -> None:
             assert len(screen.query_one("#mode", Select)._options) == 1 + len(MODES)
             screen.query_one("#mode", Select).value = "recopy"
             screen.query_one("#release_cached", Select).value = "yes"
-            screen.query_one("#every", Select).value = "600"
             await pilot.click("#go")
             await until(pilot, lambda: link.asked, "the call")
             ((member, pid, options),) = link.asked
@@ -73,8 +72,56 @@ def test_a_checkpoint_with_options() -> None:
                 "fallback": "auto",
                 "tcp": "refuse",
                 "release_cached": True,
-                "every": 600.0,
             }
+
+    run(body)
+
+
+def test_a_schedule() -> None:
+    node, link = fake_node(process(1), features=(*FEATURES, *MODES, "periodic", "rehearsals"))
+
+    async def body() -> None:
+        async with opened(node, LARGE) as pilot:
+            await pilot.press("A")
+            await until_shown(pilot, "Schedule of 1 (python train.py --epochs 3)", "10min")
+            screen = pilot.app.screen
+            screen.query_one("#every", Input).value = "0.5s"
+            screen.query_one("#keep", Input).value = "none"
+            await pilot.click("#go")
+            await until_shown(pilot, "'0.5s' is neither 'never'", "'none' is no number")
+            screen.query_one("#every", Input).value = "1h30min"
+            screen.query_one("#keep", Input).value = "3"
+            screen.query_one("#rehearse", Select).value = "yes"
+            screen.query_one("#every", Input).focus()
+            await pilot.press("enter")
+            await until(pilot, lambda: link.asked, "the call")
+            ((member, pid, options),) = link.asked
+            assert (member, pid) == ("Checkpoint", 1)
+            assert {name: variant.value for name, variant in options.items()} == {
+                "mode": "auto",
+                "every": 5400.0,
+                "keep": 3,
+                "rehearse": True,
+            }
+
+    run(body)
+
+
+def test_a_schedule_is_shown_as_it_is_and_ended() -> None:
+    node, link = fake_node(process(1, every=900.0, keep=4), features=(*FEATURES, "periodic"))
+    link.answers["Checkpoint"] = "/"
+
+    async def body() -> None:
+        async with opened(node, LARGE) as pilot:
+            await pilot.press("A")
+            await until_shown(pilot, "Schedule of 1", "15min")
+            screen = pilot.app.screen
+            assert screen.query_one("#keep", Input).value == "4"
+            screen.query_one("#every", Input).value = "never"
+            await pilot.click("#go")
+            await until_told(pilot, "1 has no periodic checkpoints any more")
+            ((_, _, options),) = link.asked
+            assert {name: variant.value for name, variant in options.items()} == {"every": 0.0}
 
     run(body)
 

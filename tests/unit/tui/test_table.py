@@ -1,6 +1,6 @@
 """The table of records."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from textual.app import App, ComposeResult
@@ -22,9 +22,16 @@ COLUMNS: list[Column[Process]] = [
 ]
 
 
+REASON: Column[Process] = Column("REASON", 10, lambda p: p.reason, lambda p: p.reason, sparse=True)
+
+
 class TableApp(App[None]):
+    def __init__(self, columns: Sequence[Column[Process]]) -> None:
+        super().__init__()
+        self._columns = columns
+
     def compose(self) -> ComposeResult:
-        yield Listing(RecordTable(COLUMNS), "nothing here")
+        yield Listing(RecordTable(self._columns), "nothing here")
 
     @property
     def listing(self) -> Listing[Process]:
@@ -33,9 +40,11 @@ class TableApp(App[None]):
 
 @asynccontextmanager
 async def shown(
-    *records: Process, size: tuple[int, int] = (60, 10)
+    *records: Process,
+    size: tuple[int, int] = (60, 10),
+    columns: Sequence[Column[Process]] = COLUMNS,
 ) -> AsyncIterator[tuple[Pilot[None], Listing[Process]]]:
-    app = TableApp()
+    app = TableApp(columns)
     async with app.run_test(size=size) as pilot:
         app.listing.show_records({record.path: record for record in records})
         app.listing.table.focus()
@@ -223,5 +232,19 @@ def test_records_that_change_before_the_next_drawing_do_no_harm() -> None:
             listing.table.refresh()
             await until(pilot, lambda: pids(pilot) == [1, 2], "what was given")
             assert listing.table.current == process(1)
+
+    run(body)
+
+
+def test_a_column_that_says_nothing_of_any_row_takes_no_room() -> None:
+    async def body() -> None:
+        columns = [REASON, *COLUMNS]
+        async with shown(process(10), process(20), columns=columns) as (pilot, listing):
+            assert "REASON" not in lines(pilot)[0]
+            there = (process(10), process(20, reason="no hook"))
+            listing.show_records({record.path: record for record in there})
+            await until(pilot, lambda: "REASON" in lines(pilot)[0], "the column")
+            listing.table.set_filter("10")
+            await until(pilot, lambda: "REASON" not in lines(pilot)[0], "it to go")
 
     run(body)
