@@ -11,6 +11,8 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from tests.support.harness import PROGRAMS
 
 ROOT = Path(__file__).parents[2]
@@ -35,10 +37,16 @@ OF_EACH_DEBIAN = {
     "tar": "tar",
     "util-linux": "dmesg findmnt flock nsenter setpriv unshare",
 }
-ASKED_FOR = {"gcc": "cc gcc nm readelf strip", "git": "git", "python3": "python python3"}
+ASKED_FOR = {
+    "gcc": "cc gcc nm objdump readelf strip",
+    "git": "git",
+    "make": "make",
+    "python3": "python python3",
+}
 """README.md: "root, Python 3.11 or newer, gcc and make", and who has a checkout has git."""
 BESIDE = {
     "g++": "c++",
+    "gpg": "gpgconf",
     "iptables": "iptables-restore",
     "procps": "kill pgrep",
     "systemd": "journalctl systemctl systemd-analyze systemd-socket-activate systemd-stdio-bridge",
@@ -114,6 +122,7 @@ def installed_programs() -> dict[str, str]:
     return dict(re.findall(r"\btool (\S+) ([a-z0-9][a-z0-9+.-]+)", text))
 
 
+@pytest.mark.always
 def test_each_program_that_is_started_has_a_package_that_is_set_up() -> None:
     installed = installed_programs()
     packages = {*installed.values()}

@@ -10,6 +10,7 @@ from phosd.engine.operations.checkpoint import CheckpointOptions, checkpoint
 from phosd.engine.operations.resume import ResumeOptions, resume
 from phosd.engine.operations.suspend import SuspendOptions, suspend
 from phosd.errors import OutOfSpace
+from phosd.units import human_bytes
 from tests.node.checkpoint_restore.conftest import Starter
 from tests.support.samples import everything
 
@@ -58,7 +59,7 @@ def test_images_and_suspended_programs_count_together(node: Node, start: Starter
     # The data alone fit, and then no image beside them.
     suspended = suspend(node, first.pid, SuspendOptions(limits=little), Progress())
     assert node.suspend_store.taken(0) == suspended.stored_bytes > 1 << 18
-    with pytest.raises(OutOfSpace, match=f"{message} {suspended.stored_bytes / 1e6:.2f} MB"):
+    with pytest.raises(OutOfSpace, match=f"{message} {human_bytes(suspended.stored_bytes)}"):
         checkpoint(node, second.pid, CheckpointOptions(mode="stop", limits=little), Progress())
     less = of_all(suspended.stored_bytes + (1 << 18))
     with pytest.raises(OutOfSpace, match=message):

@@ -2,12 +2,14 @@
 
 import os
 import platform
+import re
 import shlex
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -57,6 +59,14 @@ class Terminal:
         """Wait until this is on the screen no more."""
         self._waits(lambda screen: word not in screen, f"the end of {word!r}")
 
+    def lists(self, pid: int) -> None:
+        """Wait until this process has a row on the first screen."""
+        self._waits(partial(_row, pid), f"a row of {pid}")
+
+    def ends(self, pid: int) -> None:
+        """Wait until it has none any more; there may be others, and jobs about it."""
+        self._waits(lambda screen: not _row(pid, screen), f"the end of {pid}")
+
     def _waits(self, condition: Callable[[str], bool], what: str) -> None:
         seen = [""]
 
@@ -68,6 +78,11 @@ class Terminal:
             wait_until(there, what, patience=_PATIENCE)
         except AssertionError as error:
             raise AssertionError(f"{error} in the terminal:\n{seen[0]}") from None
+
+
+def _row(pid: int, screen: str) -> bool:
+    """Return whether it has a row: what else is about it has no word on its protection."""
+    return bool(re.search(rf" {pid} .*B [✗○▲·●] ", screen))
 
 
 @contextmanager
@@ -110,7 +125,7 @@ def test_checkpoint_kill_and_restore_with_a_key_each(bus: str, tmp_path: Path) -
         shown.press("/")
         shown.press("-l", str(pid))  # whatever else runs here, the row is the program's
         shown.press("Enter")
-        shown.shows(f"{pid:>7} ")
+        shown.lists(pid)
         shown.press("c")
         shown.shows(f"checkpoint of {pid} is done")
         shown.press("2")
@@ -125,7 +140,7 @@ def test_checkpoint_kill_and_restore_with_a_key_each(bus: str, tmp_path: Path) -
         position = output.stat().st_size
         shown.press("1")
         shown.shows("PROTECTED")
-        shown.hides(f"{pid:>7} ")
+        shown.ends(pid)
         shown.press("3")
         shown.shows(f"{pid}", "concurrent")
         shown.press("r")
@@ -135,7 +150,7 @@ def test_checkpoint_kill_and_restore_with_a_key_each(bus: str, tmp_path: Path) -
         common = again.keys() & before.keys()
         assert {step: again[step] for step in common} == {s: before[s] for s in common}
         shown.press("1")
-        shown.shows(f"{pid:>7} ")
+        shown.lists(pid)
         shown.press("q")
         wait_until(shown.status, "phos-tui to end")
         assert shown.status() == "0\n", shown.screen()
@@ -177,13 +192,15 @@ def test_phosd_goes_and_another_one_comes_under_it(bus: str, tmp_path: Path) -> 
             shown.press("/")
             shown.press("-l", str(pid))
             shown.press("Enter")
-            shown.shows(f"{pid:>7} ")
+            shown.lists(pid)
             shown.press("Space")
-            shown.shows(f"{pid:>7} ", "○ never", "1 marked")
+            shown.shows("○ never", "1 marked")
             first.close()
-            shown.shows("✗ No phosd for", "What is shown is", f"{pid:>7} ", "(Checkpoint)")
+            shown.shows("✗ No phosd for", "What is shown is", "(Checkpoint)")
+            shown.lists(pid)
             with phosd(bus, tmp_path):
-                shown.shows(f"● {platform.node()}", "c Checkpoint", f"{pid:>7} ", "1 marked")
+                shown.shows(f"● {platform.node()}", "c Checkpoint", "1 marked")
+                shown.lists(pid)
                 shown.hides("No phosd")
                 shown.press("c")
                 shown.shows(f"checkpoint of {pid} is done")
