@@ -17,6 +17,7 @@ the same for C.
 """
 
 import ctypes
+import fcntl
 import functools
 import os
 import threading
@@ -34,6 +35,7 @@ __all__ = [
     "checkpoint",
     "end_safe_points",
     "every",
+    "keep_files",
     "safe_point",
 ]
 
@@ -50,6 +52,9 @@ _AT_SAFE_POINT, _ASKS, _JOINS = 0, 1, 2
 _FAILED, _NOTHING, _SAVED, _RESTORED, _STOPPED, _WAITING = -1, 0, 1, 2, 3, 4
 _SLICE = 1000
 """Milliseconds after which a wait comes back to Python, which runs signal handlers only there."""
+
+_KEPT = "phos-keep-files"
+"""Name of the file in memory in which phosd looks for what was said: each name, and a zero byte."""
 
 _before: list[Callback] = []
 _after: list[Callback] = []
@@ -159,6 +164,25 @@ def after_checkpoint(call: Callback) -> Callback:
 def after_restore(call: Callback) -> Callback:
     """Call ``call`` in the restored program, in the order of registration."""
     return _register(_restored, call)
+
+
+def keep_files(*paths: str | os.PathLike[str]) -> None:
+    """Say that these files and folders belong to the program, whether it has them open or not:
+    images have their bytes, and a restore brings those back, as with `phos run --keep-files`, whose
+    patterns are possible, too. It is said for good, also in the restored program.
+
+    No hook is needed, and no CUDA call before.
+    """
+    said = b"".join(os.fsencode(path) + b"\0" for path in map(os.path.abspath, paths))
+    os.write(_kept_file(), said)
+
+
+@functools.cache
+def _kept_file() -> int:
+    """Return the file, in memory, which phosd finds among the program's open files."""
+    descriptor = os.memfd_create(_KEPT, os.MFD_CLOEXEC)
+    fcntl.fcntl(descriptor, fcntl.F_SETFL, os.O_APPEND)  # a forked child may have something to say
+    return descriptor
 
 
 def end_safe_points() -> None:

@@ -22,6 +22,9 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -145,6 +148,17 @@ static inline void phos_end_safe_points(void) {
     phos_program_declare_t* declare;
     *(void**)&declare = phos_function("phos_program_declare");
     if (declare) declare(0);
+}
+
+/* The file or folder at this absolute path belongs to the program, whether it is open or not:
+ * images have its bytes, and a restore brings those back, as with `phos run --keep-files`, whose
+ * patterns are possible, too. It is said for good, also in the restored program; neither the hook
+ * nor a CUDA call is needed. Returns 0, or -1 with errno. */
+static inline int phos_keep_files(const char* path) {
+    /* phosd looks for this name among the program's open files; it reads names with their zeros. */
+    int file = (int)syscall(SYS_memfd_create, "phos-keep-files", 1u /* MFD_CLOEXEC */);
+    size_t size = strlen(path) + 1;
+    return file < 0 || write(file, path, size) != (ssize_t)size ? -1 : 0;
 }
 
 #ifdef __cplusplus

@@ -1,10 +1,12 @@
 """Which files belong to a program, open or not: it was started with them (``phos run
---keep-files``), or the administrator has said so for its user (``[[files]]``).
+--keep-files``), it says so itself (``phosd.program.keep_files``), or the administrator has said so
+for its user (``[[files]]``).
 """
 
 import contextlib
 import os
-from collections.abc import Sequence
+import stat
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from phosd.engine.system import pid_namespaces, procfs
@@ -13,7 +15,12 @@ from phosd.engine.system.variables import variable
 KEEP_FILES = "PHOS_KEEP_FILES"
 """The variable of a program with the folders, files and patterns, as ``PATH`` has folders."""
 _MOST = 64
-"""Entries of the variable that count."""
+"""Entries that count, in all."""
+_TOLD = "/memfd:phos-keep-files (deleted)"
+"""The file in memory in which a process says it: each name ends with a zero byte. It comes back
+with the process.
+"""
+_MOST_TOLD = 64 << 10
 
 
 KeptFiles = Sequence[tuple[int | None, str]]
@@ -23,18 +30,38 @@ of all users.
 
 
 def declared_patterns(
-    pid: int, uid: int, kept: KeptFiles = (), runtime_dir: Path | None = None
+    pids: Sequence[int], uid: int, kept: KeptFiles = (), runtime_dir: Path | None = None
 ) -> tuple[str, ...]:
-    """Return what the program of user ``uid`` has declared, and what is ``kept`` of that user's
-    programs; nothing for one that sees other files than we. Those in pid namespaces that phosd has
-    made, whose records are in ``runtime_dir``, see ours.
+    """Return what the processes of user ``uid``'s program have declared, the first of which is its
+    root, and what is ``kept`` of that user's programs; nothing for one that sees other files than
+    we. Those in pid namespaces that phosd has made, whose records are in ``runtime_dir``, see ours.
     """
+    pid = pids[0]
     with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):
         made = runtime_dir and pid_namespaces.made_for(runtime_dir, pid)
         if not made and procfs.namespace(pid, "mnt") != procfs.namespace(os.getpid(), "mnt"):
             return ()
         value = os.fsdecode(variable(pid, KEEP_FILES) or b"")
         wanted = [path for user, path in kept if user in (None, uid)]
-        wanted += filter(os.path.isabs, value.split(os.pathsep))
+        said = [*value.split(os.pathsep), *(path for each in pids for path in _told(each))]
+        wanted += filter(os.path.isabs, said)
         return tuple(dict.fromkeys(wanted))[:_MOST]
     return ()
+
+
+def _told(pid: int) -> Iterator[str]:
+    """Yield what a process says itself."""
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):
+        for link in (procfs.PROC / str(pid) / "fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):  # it was closed
+                if str(link.readlink()) == _TOLD:
+                    yield from map(os.fsdecode, _contents(link).split(b"\0")[:-1])
+
+
+def _contents(link: Path) -> bytes:
+    descriptor = os.open(link, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    try:
+        regular = stat.S_ISREG(os.fstat(descriptor).st_mode)
+        return os.pread(descriptor, _MOST_TOLD, 0) if regular else b""
+    finally:
+        os.close(descriptor)

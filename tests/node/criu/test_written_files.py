@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from phosd import program
 from phosd.engine.criu.dump import written_files
 from phosd.engine.criu.dump.check import check
 from phosd.engine.criu.files.file_worker import Policy
@@ -321,6 +322,27 @@ def test_what_was_declared(pattern: str, uid: int, lives: Callable[[int], Life])
     assert left >= made  # nothing that was made since is lost
     assert (kept / "deep" / "older").read_text() == ("as it was" if saved else "changed")
     assert len(newer(kept / "deep" / "older")) == saved
+
+
+def test_what_a_program_declares_itself_also_after_its_restore(
+    lives: Callable[[int], Life],
+) -> None:
+    life = lives(USER)
+    kept = life.home / "kept"
+    (kept / "deep").mkdir(parents=True)
+    shutil.copy(program.__file__, life.home / "checkpoints.py")
+    own(life, kept, kept / "deep")
+    life.start("import os, checkpoints\ncheckpoints.keep_files('kept')\n" + WRITER)
+    for _ in range(2):
+        life.counts_on()
+        shutil.rmtree(life.images, ignore_errors=True)
+        life.dump()
+        life.counts_on(by=5)
+        life.kill()
+        later = (kept / "checkpoint").read_text()
+        life.restore().settle()
+        goes_on(life)
+        assert later in [each.read_text() for each in newer(kept / "checkpoint")]
 
 
 def own(life: Life, *paths: Path) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from phosd import program
+from phosd.engine.program.declared import declared_patterns
 
 NOTHING, SAVED, RESTORED, STOPPED, WAITING, FAILED = 0, 1, 2, 3, 4, -1
 
@@ -328,3 +329,54 @@ def test_a_child_that_is_forked_meanwhile_is_free(hook: Hook) -> None:
         if child == 0:
             os._exit(0 if program.checkpoint() is None else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_files_that_are_said_to_be_kept(tmp_path: Path) -> None:
+    """In a process of its own: it is said for good. A child of it says something, too."""
+    script = """if True:
+        import os, sys
+        from phosd import program
+        from phosd.engine.program.declared import declared_patterns
+        assert declared_patterns([os.getpid()], 0) == ()
+        program.keep_files("runs", "/data/*.csv")
+        child = os.fork()
+        if not child:
+            program.keep_files("/other")
+            os._exit(0)
+        os.waitpid(child, 0)
+        print(declared_patterns([os.getpid()], 0, [(None, "/all"), (7, "/none")]))
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(Path(program.__file__).parents[1])},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == repr(("/all", f"{tmp_path}/runs", "/data/*.csv", "/other"))
+
+
+def test_files_that_a_c_program_says_are_kept(tmp_path: Path) -> None:
+    source = tmp_path / "kept.c"
+    source.write_text(
+        """
+        #include "phos.h"
+        int main(void) {
+            if (phos_keep_files("/data") || phos_keep_files("/more")) return 1;
+            puts("said");
+            fflush(stdout);
+            getchar();
+            return 0;
+        }
+        """
+    )
+    include = Path(program.__file__).parent / "include"
+    words = ["-Wall", "-Wextra", "-Werror", f"-I{include}", str(source), "-o", "kept", "-ldl"]
+    subprocess.run(["cc", *words], cwd=tmp_path, check=True)
+    with subprocess.Popen([tmp_path / "kept"], stdin=-1, stdout=-1, text=True) as running:
+        assert running.stdin is not None and running.stdout is not None
+        assert running.stdout.readline() == "said\n"
+        assert sorted(declared_patterns([running.pid], 0)) == ["/data", "/more"]
+        running.stdin.close()
+    assert running.returncode == 0

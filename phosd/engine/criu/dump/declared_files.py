@@ -38,9 +38,9 @@ class DeclaredFiles:
 
     def __init__(self, tree: ProcessTree, kept: KeptFiles, runtime_dir: Path | None) -> None:
         self._owner = Owner.of(tree)
-        pid, uid = tree.root.pid, self._owner.uid
-        self._patterns = declared_patterns(pid, uid, kept, runtime_dir)
-        self._own = declared_patterns(pid, uid, (), runtime_dir)
+        pids, uid = [process.pid for process in tree.living], self._owner.uid
+        self._patterns = declared_patterns(pids, uid, kept, runtime_dir)
+        self._own = declared_patterns(pids, uid, (), runtime_dir)
         """What the program itself has declared: that no other one uses, too."""
         self._opened = contextlib.ExitStack()
         self._worker: Worker | None = None
