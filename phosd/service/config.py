@@ -193,7 +193,7 @@ _RULES: dict[str, tuple[type[msgspec.Struct], str, tuple[str, ...]]] = {
     "periodic": (PeriodicRule, "say for whom", ("user", "command")),
     "limits": (
         *(UserLimits, "say what the limits are"),
-        ("quota", "keep", "keep_each", "keep_days", "keep_bytes"),
+        ("quota", "keep", "keep_each", "keep_days", "keep_bytes", "keep_versions"),
     ),
     "files": (KeptFile, "say which", ("path",)),
 }

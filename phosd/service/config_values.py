@@ -117,5 +117,6 @@ Address = Annotated[
 ]
 Pattern = Annotated[str, Meta(min_length=1, title="a pattern", examples=["python *train.py*"])]
 Images = Annotated[int, Meta(ge=1, title="a number of images, at least 1", examples=[5])]
+Versions = Annotated[int, Meta(ge=0, title="a number of versions", examples=[3])]
 Days = Annotated[float, Meta(ge=0.01, title="a number of days, at least 0.01", examples=[30])]
 Truth = Annotated[bool, Meta(title="true or false", examples=[True])]

@@ -15,6 +15,7 @@ from phosd.service.config_values import (
     Size,
     Truth,
     UserId,
+    Versions,
     about,
 )
 
@@ -82,6 +83,10 @@ class UserLimits(msgspec.Struct, frozen=True):
     keep_days: Annotated[Days | None, about("How many days an image is kept.")] = None
     keep_bytes: Annotated[
         LargeSize | None, about("The oldest images go while all take more than this.")
+    ] = None
+    keep_versions: Annotated[
+        Versions | None,
+        about("How many versions of a file that restores have left beside it are kept."),
     ] = None
     keep_last: Annotated[
         Truth, about("Whether the last good image of a living process is kept nevertheless.")

@@ -1,14 +1,16 @@
-"""Delete images that exceed their user's retention limits."""
+"""Delete images that exceed their user's retention limits, and versions of files that do."""
 
 import logging
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 
+from phosd.engine.criu.files.file_orders import Version
 from phosd.engine.image.manifest import Manifest
 from phosd.engine.image.usage import Usage
 from phosd.errors import PhosError
 from phosd.service.clock import age_clock
+from phosd.service.history.events import Event
 from phosd.service.history.history import History
 from phosd.service.jobs.engine import Images
 from phosd.service.jobs.job import Job
@@ -99,6 +101,17 @@ def _first_process(image: Manifest) -> str:
     return process_key(image.host.boot_id, pid, start)
 
 
+def superseded(versions: Iterable[Version], most: int) -> set[str]:
+    """Return the paths of all versions but the newest ``most`` of each file."""
+    of_file: Counter[str] = Counter()
+    gone = set()
+    for version in sorted(versions, key=lambda version: version.left, reverse=True):
+        of_file[version.file] += 1
+        if of_file[version.file] > most:
+            gone.add(version.path)
+    return gone
+
+
 def in_use(jobs: Iterable[Job]) -> set[str]:
     """Return the images that a job uses or is about to use."""
     claims = (c.partition(" ") for job in jobs if not job.state.ended for c in job.task.claims)
@@ -130,10 +143,10 @@ class Retention:
         self._history = history
 
     def enforce(self, rules: Sequence[UserLimits], in_use: Collection[str]) -> int:
-        """Delete the images that are due, and return how many. ``in_use`` are images that a job
-        uses or is about to use.
+        """Delete the images that are due, and return how many, and what restores have left beside
+        the files of images. ``in_use`` are images that a job uses or is about to use.
         """
-        if not any(rule.delete for rule in rules):
+        if not any(rule.delete or rule.keep_versions is not None for rule in rules):
             return 0
         images = sorted(self._engine.images(), key=lambda image: image.id)
         verified = self._history.verified()
@@ -144,6 +157,8 @@ class Retention:
             by_owner.setdefault(image.owner, []).append(image)
         for owner, theirs in by_owner.items():
             limits = limits_of(rules, owner)
+            if limits.keep_versions is not None:
+                self._delete_versions(owner, limits.keep_versions, in_use)
             if not limits.delete:
                 continue
             kept = set(in_use)
@@ -151,6 +166,20 @@ class Retention:
                 kept |= last_good(theirs, damaged, self._history.restored)
             deleted += self._delete(owner, due(theirs, limits, kept, damaged, age_clock()))
         return deleted
+
+    def _delete_versions(self, owner: int, most: int, in_use: Collection[str]) -> None:
+        """Delete what restores have left of a user's files, but for the newest of each."""
+        before = age_clock()
+        try:
+            found = self._engine.left_files(owner, before, in_use)
+            gone = self._engine.remove_left_files(owner, before, in_use, superseded(found, most))
+        except PhosError as error:  # their file system does not answer; there is a next time
+            _log.info("what restores have left of files of uid %d stays for now: %s", owner, error)
+            return
+        kept = f"{counted(most, 'newer one is', 'newer ones are')} kept (keep_versions)"
+        for path in gone:
+            _log.info("%s was deleted: %s", path, kept)
+            self._history.event(Event("file-deleted", path, kept, owner=owner))
 
     def _delete(self, owner: int, reasons: Mapping[str, str]) -> int:
         deleted = 0

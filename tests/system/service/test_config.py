@@ -54,6 +54,7 @@ quota = 0
 keep_each = 2
 keep_days = 7
 keep_bytes = "1G"
+keep_versions = 3
 
 [[files]]
 path = "/srv/*/runs"
@@ -83,7 +84,7 @@ def test_a_configuration_is_read(tmp_path: Path) -> None:
         metrics="[::1]:9476",
         limits=(
             UserLimits(user=1000, quota=1 << 40, keep=3, keep_last=False),
-            UserLimits(quota=0, keep_each=2, keep_days=7.0, keep_bytes=10**9),
+            UserLimits(quota=0, keep_each=2, keep_days=7.0, keep_bytes=10**9, keep_versions=3),
         ),
         files=(
             KeptFile(Path("/srv/*/runs")),
@@ -247,14 +248,14 @@ def test_mistakes_in_limits_of_users_are_told_with_their_lines(tmp_path: Path) -
         load(path)
     assert [problem.removeprefix(f"{path}:") for problem in caught.value.problems] == [
         "1: limits: say what the limits are: `quota` or `keep` or `keep_each` or `keep_days` or "
-        "`keep_bytes`",
+        "`keep_bytes` or `keep_versions`",
         "5: limits.keep: 0 is not a number of images, at least 1; write for example 5",
         '6: limits.quota: "x" is not a size; write for example "16GiB"',
         "8: limits.keep_days: 0 is not a number of days, at least 0.01; write for example 30",
         f"9: limits.keep_bytes: 1 is not {SIZE}",
         "10: limits.keep_last: 1 is not true or false; write for example true",
         "11: limits.speed: is not a setting of this version; there are user, quota, keep, "
-        "keep_each, keep_days, keep_bytes, keep_last",
+        "keep_each, keep_days, keep_bytes, keep_versions, keep_last",
     ]
 
 

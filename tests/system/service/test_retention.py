@@ -12,9 +12,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from phosd.engine.criu.files.file_orders import Version
 from phosd.engine.image.manifest import CHUNK, Manifest
 from phosd.engine.system.procfs import boot_id
-from phosd.errors import Busy, ImageCorrupt, Unsupported
+from phosd.errors import Busy, ImageCorrupt, Timeout, Unsupported
 from phosd.service.config import Config
 from phosd.service.history.history import History
 from phosd.service.jobs.limits import UserLimits
@@ -152,6 +153,13 @@ class Reading(FakeEngine):
         super().delete_image(image)
 
 
+class Silent(FakeEngine):
+    """The users' file systems do not answer."""
+
+    def left_files(self, uid: int, before: float, used: Collection[str]) -> list[Version]:
+        raise Timeout("their file system does not answer", hint="wait")
+
+
 def test_every_deletion_is_an_event_with_its_reason(tmp_path: Path) -> None:
     engine = Reading(stored={m.id: m for m in [*FOUR, image("e", owner=8), image("f", owner=9)]})
     history = History(tmp_path / "history.db")
@@ -166,6 +174,34 @@ def test_every_deletion_is_an_event_with_its_reason(tmp_path: Path) -> None:
         ("image-deleted", "f"),
     ]
     assert events[0]["text"] == "1 newer one is kept (keep)"
+    history.close()
+
+
+def test_of_each_file_the_newest_versions_are_kept(tmp_path: Path) -> None:
+    left = [
+        Version(f"/home/ann/{file}.phos-newer-{day}", f"/home/ann/{file}", 4096, day * DAY)
+        for file, days in (("a", (3, 1, 2)), ("b", (5,)))
+        for day in days
+    ]
+    engine = Reading(stored={m.id: m for m in [image("a"), image("b", owner=8)]})
+    engine.left = {7: [*left], 8: [*left]}
+    history = History(tmp_path / "history.db")
+    retention = Retention(engine, history)
+    assert retention.enforce([UserLimits(user=7, keep_versions=2)], in_use=()) == 0
+    assert [each.path for each in engine.left[7]] == [
+        f"/home/ann/{name}" for name in ("a.phos-newer-3", "a.phos-newer-2", "b.phos-newer-5")
+    ]
+    assert engine.left[8] == left and sorted(engine.stored) == ["a", "b"]
+    history.flush()
+    (event,) = history.query("select kind, subject, text from events")
+    assert (event["kind"], event["subject"]) == ("file-deleted", "/home/ann/a.phos-newer-1")
+    assert event["text"] == "2 newer ones are kept (keep_versions)"
+    history.close()
+
+
+def test_versions_stay_while_their_file_system_does_not_answer(tmp_path: Path) -> None:
+    engine, history = Silent(stored={"a": image("a")}), History(tmp_path / "history.db")
+    assert Retention(engine, history).enforce([UserLimits(keep_versions=1, keep=1)], ()) == 0
     history.close()
 
 
