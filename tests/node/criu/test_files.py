@@ -61,7 +61,7 @@ def grown(life: Life) -> Path:
 def test_a_grown_file_is_refused_if_so_chosen(life: Life) -> None:
     written = grown(life)
     before = written.read_bytes()
-    with pytest.raises(Unsupported, match=r"written has grown by \d+ B \(files=cut"):
+    with pytest.raises(Unsupported, match=r"written has grown by \d+ B \(`--files cut"):
         life.restore(files=Policy.KEEP)
     assert written.read_bytes() == before
 

@@ -126,7 +126,7 @@ def test_tcp_connections_are_refused_or_closed_as_asked(
         life.start(CONNECTED, str(server.getsockname()[1]))
         peer, _ = server.accept()
         life.counts_on()
-        with pytest.raises(Unsupported, match=r"connected TCP socket \(the option tcp=close"):
+        with pytest.raises(Unsupported, match=r"connected TCP socket \(`--tcp close"):
             life.dump(tcp="refuse")
         life.images.rmdir()
         life.dump(tcp="close")

@@ -206,7 +206,7 @@ def test_it_is_refused_if_so_chosen(policy: Policy, life: Life) -> None:
     state = state_of(life)
     dumped(life, STATE)
     before = state.read_bytes()
-    with pytest.raises(Unsupported, match=r"state has changed.*files=rollback puts"):
+    with pytest.raises(Unsupported, match=r"state has changed.*`--files rollback` puts"):
         life.restore(files=policy)
     assert state.read_bytes() == before
 

@@ -180,7 +180,8 @@ def _compare(
         return "", True
     grown = now.st_size - file.size
     return (
-        f"{file.path} has grown by {human_bytes(grown)} (files=cut cuts it, keeping them beside)",
+        f"{file.path} has grown by {human_bytes(grown)} "
+        "(`--files cut` cuts it, keeping them beside)",
         False,
     )
 

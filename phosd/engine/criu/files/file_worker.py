@@ -170,8 +170,8 @@ def require_usable(answer: Answer) -> None:
     if answer.problems:
         raise Unsupported(
             "the program's files are not as they were: " + "; ".join(answer.problems[:5]),
-            hint="bring them back to their state at the checkpoint and try again; files=rollback "
-            "puts those back that the image has",
+            hint="bring them back to their state at the checkpoint and try again; "
+            "`--files rollback` puts those back that the image has",
             reason=Reason.CHANGED_FILES,
         )
 

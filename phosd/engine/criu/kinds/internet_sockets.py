@@ -44,7 +44,7 @@ class InternetSockets(FileKind):
             if why := refused.get(descriptor.file.st_ino):
                 yield (
                     f"descriptor {descriptor.number} of pid {descriptor.pid} is {why} "
-                    "(the option tcp=close closes it in the restored program)"
+                    "(`--tcp close` closes it in the restored program)"
                 )
 
     def dump_parts(self, folder: Path, choices: Choices) -> Iterator[CriuPart]:

@@ -84,7 +84,7 @@ class Clone:
         if self.files is not CloneFiles.COPY and together:
             raise Unsupported(
                 f"a clone would write to the original's files: {_listed(together)}",
-                hint="clone_files=copy gives it copies"
+                hint="`--clone-files copy` gives it copies"
                 + ("; only files that are appended to can be shared" if shared else ""),
                 reason=Reason.TAKEN,
             )

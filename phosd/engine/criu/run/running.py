@@ -34,7 +34,7 @@ _HINTS = (
         "/dev/shm/link_remap.*; try again, or remove it",
     ),
     ("No space left", "make room and try again"),
-    ("tcp", "see the option tcp=close"),
+    ("tcp", "see `--tcp close`"),
     ("bad size", "the file has changed since the checkpoint"),
     ("build-id", "a library of the program was replaced since the checkpoint"),
 )
