@@ -109,4 +109,5 @@ class Tunnel:
                 except OSError as error:
                     said.write(f"ssh cannot be started ({error.strerror})".encode())
                 else:
-                    self._bridges.append(bridge)
+                    running = [each for each in self._bridges if each.poll() is None]
+                    self._bridges = [*running, bridge]

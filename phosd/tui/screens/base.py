@@ -183,15 +183,16 @@ class NodeScreen(Screen[None]):
         A returned text is shown as the result; a returned job path is watched until the job ends.
         """
         for each in work:
-            self.app.run_worker(self._asked(what, each), exit_on_error=False)
+            self.app.run_worker(self._asked(self.node, what, each), exit_on_error=False)
 
-    async def _asked(self, what: str, work: Awaitable[str | None]) -> None:
+    async def _asked(self, node: Node, what: str, work: Awaitable[str | None]) -> None:
         try:
             told = await work
         except CommandError as error:
             self.app.tell(f"{what}: {error.code}", str(error), "error")
             return
         if told is not None and told.startswith("/org/phos/job/"):
-            self.app.watch_job(told)
+            if node is self.node:  # another one's has the same path, and is another job
+                self.app.watch_job(told)
         elif told:
             self.app.tell(what, told)

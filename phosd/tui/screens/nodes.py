@@ -71,18 +71,22 @@ class NodesScreen(NodeScreen):
 
     def _redraw(self) -> None:
         if self.is_current and self.framed:
-            self.show(self.node)
+            self._show_rows()
 
     def tick(self) -> None:
         there = sum(row.node.contact is Contact.HERE for row in self._rows.values())
         readonly = " readonly" if self.app.readonly else ""
         nodes = f"{there} of {counted(len(self._rows), 'node')}"
         self.query_one(TopLine).say(nodes + readonly, readonly.strip() or nodes)
-        self.show(self.node)
+        self._show_rows(again=True)
 
     def show(self, node: Node) -> None:
+        self._show_rows()
+
+    def _show_rows(self, *, again: bool = False) -> None:
+        """Redraw them; ``again``: time has passed, which may make programs late."""
         for row in self._rows.values():
-            row.programs.look(row.node, again=True)
+            row.programs.look(row.node, again=again)
         self.query_one(Listing).show_records(self._rows)
         self._show_about()
 

@@ -1,5 +1,6 @@
 """Several nodes on one screen, and the screens of each."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -97,6 +98,27 @@ def test_a_key_acts_on_the_node_that_is_open_and_no_other_ones_jobs_are_told() -
             assert "no room" not in text(pilot)
             await pilot.press("0")
             await until_shown(pilot, "2 of 2 nodes", "✗ 1 failed", "✗ 1")
+
+    run(body)
+
+
+def test_a_job_that_comes_late_is_not_taken_for_one_of_the_other_node() -> None:
+    (first, first_link), (second, _) = quiet_node("gpu1"), quiet_node("gpu2")
+    first_link.slow["Checkpoint"] = asyncio.Event()
+    ended = job(1, target="77", state="failed", ended=NOW, message="no room")
+    second.apply(Update({ended.path: ended}))
+
+    async def body() -> None:
+        async with opened([first, second], LARGE) as pilot:
+            await pilot.press("down", "enter")
+            await until_shown(pilot, "gpu1 phosd")
+            await pilot.press("c")
+            await until(pilot, lambda: ("Checkpoint", 77) in first_link.asked, "the call")
+            await pilot.press("0", "home", "enter")
+            await until_shown(pilot, "gpu2 phosd")
+            first_link.slow["Checkpoint"].set()
+            await pilot.pause(0.5)
+            assert not [each for each in pilot.app._notifications if "no room" in each.message]
 
     run(body)
 
