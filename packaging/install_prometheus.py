@@ -19,10 +19,10 @@ def fetch(folder: Path, prefix: Path) -> None:
     suite = os_release().get("VERSION_CODENAME", "stable")
     apt = PrivateApt(folder / suite, debian_archive(), suite)
     apt.update()
-    (package,) = (
-        path for path in apt.download("prometheus") if path.name.startswith("prometheus_")
-    )
-    run(["dpkg-deb", "--extract", package, folder / "root"], f"unpacking {package.name}")
+    # From Debian 13 on each has a package of its own; what they depend on is not needed.
+    for name in filter(apt.candidate, PROGRAMS):
+        (package,) = (path for path in apt.download(name) if path.name.startswith(f"{name}_"))
+        run(["dpkg-deb", "--extract", package, folder / "root"], f"unpacking {package.name}")
     (prefix / "bin").mkdir(parents=True, exist_ok=True)
     for program in PROGRAMS:
         shutil.copy2(folder / "root/usr/bin" / program, prefix / "bin")
