@@ -1,5 +1,6 @@
 """Share options, output for people or programs, and exit codes between the commands."""
 
+import atexit
 import functools
 import json
 import sys
@@ -183,6 +184,15 @@ def _set(name: str, value_of: Callable[[Any], Any]) -> Callable[..., None]:
     return callback
 
 
+def _set_bus(context: click.Context, option: click.Parameter, bus: Any) -> None:
+    """Take a bus of this machine, unless the command is to work on another node."""
+    settings = context.ensure_object(Settings)
+    if not settings.nodes:
+        _set("bus", str)(context, option, bus)
+    elif bus and context.get_parameter_source(option.name or "") is ParameterSource.COMMANDLINE:
+        raise click.UsageError("--bus is a bus of this machine, and -H is another node; give one")
+
+
 def _reach(context: click.Context, _: click.Parameter, nodes: tuple[str, ...]) -> None:
     """Open the way to another node, before the command looks anything up there."""
     if not nodes:
@@ -197,7 +207,9 @@ def _reach(context: click.Context, _: click.Parameter, nodes: tuple[str, ...]) -
     except InvalidOption as error:
         raise in_words(error, "") from error
     if len(settings.nodes) == 1:
-        settings.reach(context.with_resource(Tunnel(settings.node)))
+        tunnel = context.with_resource(Tunnel(settings.node))
+        atexit.register(tunnel.close)  # wrong usage that is found from now on closes no context
+        settings.reach(tunnel)
 
 
 def shared_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -210,7 +222,7 @@ def shared_options(command: Callable[..., Any]) -> Callable[..., Any]:
             metavar="session|system|ADDRESS",
             envvar="PHOS_BUS",
             expose_value=False,
-            callback=_set("bus", str),
+            callback=_set_bus,
             help="The bus that phosd is on (default: system; or PHOS_BUS).",
         ),
         click.option(

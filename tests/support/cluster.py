@@ -32,13 +32,14 @@ class Cluster:
         self.said = folder / "said"
         self.temporary = folder / "tmp"
         self.temporary.mkdir()
+        self.variables: dict[str, str] = {}
         self.ssh.parent.mkdir()
         self.ssh.write_text(_SSH.format(said=self.said, bus=service.address))
         self.ssh.chmod(0o755)
 
     def phos(self, *words: str) -> subprocess.CompletedProcess[str]:
         """Run a command with the script in place of ssh, and no bus on this machine."""
-        variables = {
+        variables = self.variables | {
             "PATH": f"{self.ssh.parent}:{os.environ['PATH']}",
             "DBUS_SYSTEM_BUS_ADDRESS": "unix:path=/nonexistent",
             "TMPDIR": str(self.temporary),

@@ -65,6 +65,18 @@ def test_a_node_that_does_not_answer_is_told_and_the_others_are_shown(cluster: C
     assert alone.returncode == 1 and "`ssh off systemd-stdio-bridge` must work" in alone.stderr
 
 
+def test_a_bus_in_the_environment_is_this_machines_and_no_other_nodes(cluster: Cluster) -> None:
+    """Else the command would do here what is meant for there."""
+    cluster.variables["PHOS_BUS"] = cluster.service.address
+    gone = cluster.phos("-H", "off", "note", "i", "good")
+    assert gone.returncode == 1 and "no way to the bus of off" in gone.stderr
+    assert not cluster.service.engine.noted
+    assert cluster.phos("-H", "gpu7", "note", "i", "good").returncode == 0
+    assert cluster.said.read_text().count("-- gpu7 systemd-stdio-bridge")
+    both = cluster.phos("-H", "gpu7", "--bus", "session", "ps")
+    assert both.returncode == 2 and "give one" in both.stderr
+
+
 @pytest.mark.parametrize(
     ("words", "code", "says"),
     [
