@@ -5,6 +5,7 @@ from typing import Annotated
 
 import msgspec
 
+from phosd.engine.criu.files.names_beside import TAIL
 from phosd.engine.image.manifest import Manifest
 from phosd.errors import InvalidOption
 from phosd.service.api.views import ImageView, created, microseconds
@@ -114,8 +115,10 @@ class Pruning:
         if options.files is None:
             return []
         found = self._engine.left_files(uid, age_clock() - options.files, used)
-        why = "a restore has put an older one in its place"
-        return [("file", each.path, each.size, microseconds(each.left), why) for each in found]
+        return [
+            ("file", each.path, each.size, microseconds(each.left), _why_left(each.path))
+            for each in found
+        ]
 
     def _old_images(self, uid: int, options: PruneOptions, used: set[str]) -> list[ThingRow]:
         if options.images is None:
@@ -132,6 +135,12 @@ class Pruning:
             for image in theirs
             if image.id in gone
         ]
+
+
+def _why_left(path: str) -> str:
+    if TAIL in path:
+        return "a restore has cut it off"
+    return "a restore has put an older one in its place"
 
 
 def _folder(path: str) -> Path:

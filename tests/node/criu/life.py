@@ -13,11 +13,13 @@ from typing import Any, TypeVar
 
 from phosd.engine.criu.dump import dump as criu_dump
 from phosd.engine.criu.dump.dump import DumpOptions, TreeDump
+from phosd.engine.criu.files.file_worker import Policy
 from phosd.engine.criu.restore import admission
 from phosd.engine.criu.restore import restore as criu_restore
 from phosd.engine.criu.restore.options import TreeRestoreOptions
 from phosd.engine.criu.restore.restore import Restored
 from phosd.engine.criu.restore.saved_tree import SavedTree
+from phosd.engine.criu.restore.tree_files import TreeFiles
 from phosd.engine.criu.run.owned_processes import is_criu
 from phosd.engine.criu.run.program import Criu
 from phosd.engine.image.manifest import Process, Tree
@@ -168,6 +170,12 @@ class Life:
         before = len(self.values(target)) if target.exists() else 0
         wait_for(lambda: target.exists() and len(self.values(target)) >= before + by)
         return self.values(target)
+
+    def told(self, files: Policy = Policy.ROLLBACK) -> tuple[str, ...]:
+        """What a restore would do with its files, in words."""
+        with TreeFiles(self.saved_tree, files) as found:
+            found.require_as_saved()
+            return found.told
 
     def dump(self, progress: Progress | None = None, **options: Any) -> TreeDump:
         """Dump it; it goes on."""

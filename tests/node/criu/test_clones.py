@@ -99,6 +99,20 @@ def test_a_file_that_is_read_and_written_is_copied_as_it_was(beside: Life) -> No
     assert (beside.home / "both.clone-b").read_text() == ""
 
 
+def test_a_database_of_sqlite_has_one_journal_by_its_name(beside: Life) -> None:
+    """The clone would delete the original's, or be rolled back by it."""
+    beside.start(
+        "import sqlite3\ndatabase = sqlite3.connect('steps.db')\n"
+        "database.execute('create table steps (x)')\n" + COUNTER
+    )
+    beside.counts_on()
+    beside.dump()
+    said = refused(beside)
+    assert "which SQLite finds by the name of its database: " in said
+    assert str(beside.home / "steps.db") in said
+    beside.counts_on()
+
+
 def test_what_only_one_can_have_is_named_and_free_when_the_original_has_gone(beside: Life) -> None:
     """Also for the first clone, which then has it."""
     kinds = ("TCP", "UDP", "@abstract", "path", "connection")

@@ -131,6 +131,42 @@ def test_a_file_that_is_gone_is_not_as_it_is(life: Life) -> None:
         life.restore(files=Policy.AS_IS)
 
 
+@pytest.mark.parametrize("uid", [0, USER])
+def test_a_log_that_is_gone_is_made_anew(lives: Callable[[int], Life], uid: int) -> None:
+    life = lives(uid)
+    life.start(COUNTER)
+    life.counts_on()
+    life.dump()
+    life.kill()
+    life.log.unlink()
+    with pytest.raises(Unsupported, match="log is gone"):
+        life.restore(files=Policy.KEEP)
+    assert not life.log.exists()
+    assert life.told() == (f"{life.log}, which is gone, is made anew, empty",)
+    life.restore(files=Policy.ROLLBACK).settle()
+    life.counts_on()
+    status = life.log.stat()
+    assert (status.st_uid, status.st_mode & 0o777) == (uid, 0o644)
+
+
+@pytest.mark.parametrize("size", [0, 3])
+def test_a_log_that_is_shorter_and_has_other_rights_by_now_is_continued(
+    life: Life, size: int
+) -> None:
+    """Somebody has rotated it, and made it readable for a group."""
+    life.start(COUNTER)
+    life.counts_on()
+    life.dump()
+    life.kill()
+    os.truncate(life.log, size)
+    life.log.chmod(0o640)
+    said = f"{life.log} is shorter than at the checkpoint, and is continued at its end"
+    assert life.told() == (said,)
+    life.restore().settle()
+    life.counts_on()
+    assert life.log.stat().st_mode & 0o777 == 0o640
+
+
 def broken_criu(life: Life) -> Criu:
     """A CRIU that fails when it restores."""
     path = life.home / "criu"

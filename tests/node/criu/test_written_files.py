@@ -345,6 +345,16 @@ def test_what_a_program_declares_itself_also_after_its_restore(
         assert later in [each.read_text() for each in newer(kept / "checkpoint")]
 
 
+def test_it_is_told_that_a_database_which_is_gone_is_another_file_now(life: Life) -> None:
+    life.start(DATABASE)
+    life.counts_on()
+    life.dump()
+    life.kill()
+    (life.home / "data.sqlite").unlink()
+    (said,) = [each for each in life.told() if "data.sqlite," in each]
+    assert "to which SQLite will not write: the program must open it anew" in said
+
+
 def own(life: Life, *paths: Path) -> None:
     for path in paths:
         os.chown(path, life.uid, life.uid, follow_symlinks=False)

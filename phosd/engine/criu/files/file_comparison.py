@@ -14,6 +14,7 @@ from phosd.engine.criu.files.declared import is_among_own, made_since, places_of
 from phosd.engine.criu.files.file_bytes import digest
 from phosd.engine.criu.files.file_orders import Copied, Orders, Policy
 from phosd.engine.criu.files.names_beside import NEWER, TAIL
+from phosd.engine.criu.files.sqlite import is_database
 from phosd.engine.criu.images.build_ids import build_id
 from phosd.engine.image.cpu_manifest import (
     DeclaredState,
@@ -44,7 +45,8 @@ class Comparison:
     """What is wrong with the files, and what is to be done: files to be ``cut``, to be put ``back``
     from their saved bytes, and to be ``made`` anew. In declared places what was made since is
     put ``aside``, ``folders`` that are gone are made, and ``links`` point again to what they did.
-    Files that have changed and stay ``as_is`` are told.
+    Files that have changed and stay ``as_is`` are told, and those only appended to that are
+    ``shorter`` now.
     """
 
     problems: list[str] = field(default_factory=list)
@@ -55,16 +57,26 @@ class Comparison:
     folders: list[tuple[str, int]] = field(default_factory=list)
     links: list[tuple[str, str]] = field(default_factory=list)
     as_is: list[str] = field(default_factory=list)
+    shorter: list[str] = field(default_factory=list)
 
     def told(self) -> Iterator[str]:
         """Yield what is done with them, in words."""
         for path in self.cut:
             yield f"{path} is cut to its length; the rest stays in {path}{TAIL}*"
-        for file, _ in self.back:
+        for file, source in self.back:
             if os.path.lexists(file.path):
                 yield f"{file.path} is put back; the newer one stays as {file.path}{NEWER}*"
+            elif is_database(source) and not file.declared:
+                yield (
+                    f"{file.path}, which is gone, is put back as another file, to which SQLite "
+                    "will not write: the program must open it anew"
+                )
             else:
                 yield f"{file.path}, which is gone, is put back"
+        for output in self.made:
+            yield f"{output.path}, which is gone, is made anew, empty"
+        for path in self.shorter:
+            yield f"{path} is shorter than at the checkpoint, and is continued at its end"
         for path in self.aside:
             yield f"{path} was made since, and stays as {path}{NEWER}*"
         for path, target in self.links:
@@ -94,6 +106,8 @@ def compared(orders: Orders) -> Comparison:
             found.problems.append(problem)
         elif cut and path not in copied:
             found.cut[path] = file
+        elif file.appended and path not in copied and _size(path) < file.size:
+            found.shorter.append(path)
         elif orders.policy is Policy.AS_IS and not file.appended and not _is_as_saved(file):
             found.as_is.append(path)
     for path, (written, source) in saved.items():
@@ -213,6 +227,10 @@ def _has_bytes(file: WrittenFile, source: int) -> bool:
             return True
     except OSError:
         return False
+
+
+def _size(path: str) -> int:
+    return Path(path).stat().st_size
 
 
 def _is_as_saved(file: WrittenFile | OpenFile) -> bool:

@@ -165,13 +165,19 @@ def work(
         return worker.ask(orders, patience, cancellation)
 
 
-def require_usable(answer: Answer) -> None:
+def require_usable(answer: Answer, policy: Policy | None = None) -> None:
     """Raise :class:`Unsupported` with the problems of ``answer``, if there are any."""
     if answer.problems:
+        instead = {
+            Policy.ROLLBACK: "the image does not have them; `--files as-is` takes what there is",
+            Policy.AS_IS: "the image does not have them",
+        }
         raise Unsupported(
             "the program's files are not as they were: " + "; ".join(answer.problems[:5]),
             hint="bring them back to their state at the checkpoint and try again; "
-            "`--files rollback` puts those back that the image has",
+            + instead.get(
+                policy or Policy.KEEP, "`--files rollback` puts those back that the image has"
+            ),
             reason=Reason.CHANGED_FILES,
         )
 

@@ -11,13 +11,14 @@ other names there, too.
 """
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property, partial
 
 from phosd.engine.criu.files.file_worker import Copied, Inode
+from phosd.engine.criu.files.sqlite import is_database
 from phosd.engine.criu.images.saved_files import SavedFiles
 from phosd.engine.criu.kinds import registry
 from phosd.engine.criu.kinds.kind import CloneNames
@@ -88,9 +89,28 @@ class Clone:
                 + ("; only files that are appended to can be shared" if shared else ""),
                 reason=Reason.TAKEN,
             )
+        databases = [*self._databases()]
+        if databases:
+            raise Unsupported(
+                f"a clone would use the original's journal, which SQLite finds by the name of its "
+                f"database: {_listed(databases)}",
+                hint="end the original, and restore it; or save the program when it has closed its "
+                "database",
+                reason=Reason.TAKEN,
+            )
         taken = [*registry.taken(SavedFiles(self.tree.folder), self.tree.details)]
         if taken:
             raise _taken(taken)
+
+    def _databases(self) -> Iterator[str]:
+        """Yield the databases of SQLite that the program writes to."""
+        for file in self.tree.details.written_files:
+            saved = os.open(self.tree.folder / file.saved, os.O_RDONLY | os.O_NOFOLLOW)
+            try:
+                if is_database(saved) and not file.declared:
+                    yield file.path
+            finally:
+                os.close(saved)
 
     def require_unlocked(self, inodes: Iterable[Inode]) -> None:
         """Raise :class:`Unsupported` if others have a lock that it needs. CRIU would wait."""

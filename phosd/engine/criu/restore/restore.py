@@ -348,6 +348,7 @@ class _Run:
 _WORDS = (
     *("--restore-detached", "--file-locks", "--manage-cgroups=ignore"),
     *("--link-remap", "--tcp-close"),
+    "--skip-file-rwx-check",  # that the files are the program's is asked before, and of their bytes
 )
 
 

@@ -64,14 +64,14 @@ class TreeFiles:
         assert self._worker is not None and self._orders is not None
         answer = self._worker.answer(cancellation=cancellation)
         if not replaced:
-            file_worker.require_usable(answer)
+            file_worker.require_usable(answer, self._policy)
             return
         self.told = answer.told
         changed = self._replaced | set(answer.back)
         _require_unused([*(each for each in answer.inodes if each.path in changed), *answer.aside])
         if self._clone is not None:
             self._clone.require_unlocked(answer.inodes)
-        file_worker.require_usable(answer)
+        file_worker.require_usable(answer, self._policy)
 
     def prepare(self) -> None:
         """Cut and replace what has changed. Raises :class:`Unsupported` if that is not possible."""
@@ -86,7 +86,7 @@ class TreeFiles:
             except Internal:  # it has ended; one that takes too long may still be at it
                 mend(self._tree, orders.mark)
                 raise
-            file_worker.require_usable(answer)
+            file_worker.require_usable(answer, self._policy)
             self._changes = answer.changes
 
     def settle(self) -> None:
@@ -141,9 +141,15 @@ class TreeFiles:
             ),
             needed=socket_folders(self._tree.folder),
             copies=copies,
-            outputs_made=made_if_missing(details),
+            outputs_made=() if self._refuses_gone else made_if_missing(details),
             state=details.declared if alone else None,
         )
+
+    @property
+    def _refuses_gone(self) -> bool:
+        """Whether a log that is gone is a file that has changed. Another machine never had it."""
+        apart = self._policy is Policy.KEEP or self._clone is not None
+        return apart and not self._tree.details.imported
 
     def _open(self, saved: str) -> int:
         """Open a file of the tree's folder, for as long as the context lasts."""
@@ -172,11 +178,10 @@ def checkable(details: CpuDetails) -> tuple[OpenFile, ...]:
 
 
 def made_if_missing(details: CpuDetails) -> tuple[OpenFile, ...]:
-    """Return the open files that a restore makes anew where they are missing: the output of a
-    program from another machine.
+    """Return the open files that a restore makes anew where they are missing: what the program only
+    appends to.
     """
-    outputs = {file.path: file for file in details.open_files if file.appended}
-    return tuple(outputs.values()) if details.imported else ()
+    return tuple({file.path: file for file in details.open_files if file.appended}.values())
 
 
 def _require_unused(inodes: Sequence[Inode]) -> None:
