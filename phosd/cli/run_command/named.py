@@ -12,8 +12,7 @@ import click
 from phosd.cli.run_command.program import runs_folder
 from phosd.client.errors import CommandError
 from phosd.engine.image.name import NAMES, may_be_given
-from phosd.engine.program.name import name_of
-from phosd.engine.system import procfs
+from phosd.engine.program.name import first_named
 
 COMMAND = "command"
 """The file of an output folder that has what the program was started with."""
@@ -53,20 +52,7 @@ def running(name: str, user: int | None = None) -> int | None:
     """Return the first process of a user's program with this name; None if none runs. Without a
     user id it is the caller's.
     """
-    uid = os.geteuid() if user is None else user
-    named = {pid for pid in procfs.pids() if _is_named(pid, name, uid)}
-    for pid in sorted(named):
-        found = procfs.stat(pid)
-        if found is not None and not found.dead and found.parent not in named:
-            return pid
-    return None
-
-
-def _is_named(pid: int, name: str, uid: int) -> bool:
-    with suppress(OSError):
-        if (procfs.PROC / str(pid)).stat().st_uid == uid:
-            return name_of(pid) == name
-    return False
+    return first_named(name, os.geteuid() if user is None else user)
 
 
 @contextmanager

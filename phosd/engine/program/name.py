@@ -36,6 +36,23 @@ def _is_clone(pid: int) -> bool:
     return False
 
 
+def first_named(name: str, user: int) -> int | None:
+    """Return the first process of a user's program with this name; None if none runs."""
+    named = {pid for pid in procfs.pids() if _is_named(pid, name, user)}
+    for pid in sorted(named):
+        found = procfs.stat(pid)
+        if found is not None and not found.dead and found.parent not in named:
+            return pid
+    return None
+
+
+def _is_named(pid: int, name: str, user: int) -> bool:
+    with suppress(OSError):  # it has ended, or nobody may look
+        if (procfs.PROC / str(pid)).stat().st_uid == user:
+            return name_of(pid) == name
+    return False
+
+
 def names_of_user(user: int) -> set[str]:
     """Return the names of the user's programs that run."""
     found = set()

@@ -9,9 +9,10 @@ from phosd.engine.image.name import next_number, valid_name
 from phosd.engine.image.validate import check_manifest
 from phosd.engine.node.node import Node
 from phosd.engine.program.name import VARIABLE, name_of
-from phosd.errors import ImageCorrupt
+from phosd.errors import Busy, ImageCorrupt
 from tests.node.checkpoint_restore.conftest import Starter
 from tests.node.checkpoint_restore.cycle import bring_back, save
+from tests.support.harness import Target
 
 
 @pytest.mark.parametrize(
@@ -51,6 +52,28 @@ def test_images_are_numbered_by_name_and_survive_a_restore(
     for wrong in ({"name": "a/b"}, {"number": -1}):
         with pytest.raises(ImageCorrupt):
             check_manifest(msgspec.structs.replace(again, **wrong), again.id)
+
+
+def test_no_second_program_of_a_name_is_restored(
+    node: Node, start: Starter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of them would be saved by the name of both."""
+
+    def named() -> Target:
+        with monkeypatch.context() as patch:
+            patch.setenv(VARIABLE, "bert")
+            return start("single")
+
+    first = named()
+    first.wait_for_steps(2)
+    image = save(node, first, "stop")
+    first.kill()
+    second = named()
+    second.wait_for_steps(1)
+    with pytest.raises(Busy, match=f"program of image {image.id} runs: pid {second.pid} "):
+        bring_back(node, first, image.id)
+    second.kill()
+    bring_back(node, first, image.id)
 
 
 def test_who_has_ended_has_no_name() -> None:

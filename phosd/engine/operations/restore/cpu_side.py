@@ -120,7 +120,8 @@ class CpuSide:
         the trees; with these begin those of their files.
         """
         yield "pid namespaces", self._require_one_namespace
-        if self._options.clone is None and len(self.pids_here) < len(self._manifest.processes):
+        elsewhere = len(self.pids_here) < len(self._manifest.processes)
+        if self._options.clone is None and (elsewhere or self._manifest.name):
             yield "original", partial(require_ended, self._node, self._manifest)
         if self._options.clone is not None:
             yield "host memory", partial(require_room_for_processes, self._manifest)

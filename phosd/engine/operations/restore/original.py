@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from phosd.engine.criu.run.owned_processes import ENDING_TIMEOUT
 from phosd.engine.image.manifest import Manifest
 from phosd.engine.node.node import Node
-from phosd.engine.program.name import CLONES_KEEPER
+from phosd.engine.program.name import CLONES_KEEPER, first_named
 from phosd.engine.system import pid_namespaces, procfs
 from phosd.engine.system.pid_namespaces import PidNamespace
 from phosd.engine.system.procfs import ProcessId
@@ -22,7 +22,8 @@ _LOOK_SECONDS = 0.01
 
 def require_ended(node: Node, manifest: Manifest) -> None:
     """Raise :class:`Busy`, naming a process, unless all processes that the image was made of have
-    ended, and those of its restores. One that is ending is waited for. Clones may run.
+    ended, and those of its restores, and no other program of its user has its name. One that is
+    ending is waited for. Clones may run.
     """
     give_up = time.monotonic() + ENDING_TIMEOUT
     while (pid := next(_living(node, manifest), None)) is not None:
@@ -47,6 +48,8 @@ def _living(node: Node, manifest: Manifest) -> Iterator[int]:
             there = namespace.members()
             if there:
                 yield there.get(manifest.trees[0].root, min(there.values()))
+    if manifest.name and (pid := first_named(manifest.name, manifest.owner)) is not None:
+        yield pid
 
 
 def _is_restored(node: Node, manifest: Manifest, namespace: PidNamespace) -> bool:
