@@ -46,6 +46,9 @@ _SIGNS = {
     Protection.PROTECTED: "\N{BLACK CIRCLE}",
 }
 
+_MISTAKES = ("InvalidOption", "NoSuchProcess", "NoSuchImage")
+"""Errors that say of a request that it was none to fulfil, and nothing of the program."""
+
 LATE = 1.5
 """Intervals of its schedule after which a program's newest image is late."""
 
@@ -139,9 +142,17 @@ def _program(
     )
 
 
+def is_failure(error: str) -> bool:
+    """Return whether a job with this error has failed, rather than that it was asked for what
+    cannot be.
+    """
+    return error not in _MISTAKES
+
+
 def _trouble(jobs: Sequence[Job]) -> Job | None:
     """Return the last job that failed, if none of its kind has succeeded since."""
-    ended = sorted((job for job in jobs if job.over), key=lambda job: job.number)
+    meant = (job for job in jobs if job.over and is_failure(job.error))
+    ended = sorted(meant, key=lambda job: job.number)
     last = {job.operation: job for job in ended if job.state in ("done", "failed")}
     failed = (job for job in last.values() if job.state == "failed")
     return max(failed, key=lambda job: job.number, default=None)

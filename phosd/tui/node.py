@@ -24,6 +24,7 @@ from phosd.client.storage import Storage
 from phosd.interface.manager import MANAGER
 from phosd.interface.methods import INTERFACES, RECORDS
 from phosd.interface.model import Interface
+from phosd.protection import is_failure
 
 _LOOK_SECONDS = 0.1
 """Seconds between two looks whether a job has ended."""
@@ -306,7 +307,8 @@ class Node:
                 rows = await self._quietly(
                     "ListHistory", state="failed", since=since, limit=_MOST_FAILED
                 )
-                self._failed = {job.number: job.ended or 0.0 for job in map(past_job, rows)}
+                past = [job for job in map(past_job, rows) if is_failure(job.error)]
+                self._failed = {job.number: job.ended or 0.0 for job in past}
         self._tell(frozenset({Storage}))
 
     @property
@@ -314,7 +316,9 @@ class Node:
         """How many jobs failed in the last 24 hours, as far as is known."""
         first = self.now() - LATELY
         failed = self._failed | {
-            job.number: job.ended or 0.0 for job in self.of(Job).values() if job.state == "failed"
+            job.number: job.ended or 0.0
+            for job in self.of(Job).values()
+            if job.state == "failed" and is_failure(job.error)
         }
         return sum(ended >= first for ended in failed.values())
 

@@ -49,6 +49,9 @@ def test_an_image_is_as_old_as_its_schedule_allows(
         ([failed(1, "migrate")], Protection.SAVED, 1),
         ([failed(1, "swap", "6 7")], Protection.SAVED, 1),
         ([failed(1, target="77")], Protection.SAVED, None),
+        ([replace(failed(1), error="InvalidOption")], Protection.SAVED, None),
+        ([failed(1), replace(failed(2), error="InvalidOption")], Protection.FAILED, 1),
+        ([replace(failed(1), error="NotAuthorized")], Protection.FAILED, 1),
     ],
 )
 def test_what_failed_last_counts_until_it_succeeds(

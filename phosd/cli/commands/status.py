@@ -84,16 +84,14 @@ def _is_told(process: Process, found: Managed) -> bool:
 
 
 def _summarise(settings: Settings, found: list[Program], managed: Managed) -> None:
-    """Print the node in few words, if there is anything to say of programs."""
-    if not found:
-        return
+    """Print the node in few words."""
     counts = Counter(each.protection for each in found)
     parts = ", ".join(f"{counts[each]} {each}" for each in Protection if counts[each])
     gpus = managed.of(GPU)
     used, total = (sum(gpu[name] for gpu in gpus) for name in ("MemoryUsed", "MemoryTotal"))
     settings.facts(
         {
-            "programs": f"{len(found)}: {parts}",
+            "programs": f"{len(found)}: {parts}" if found else "none",
             "gpus": f"{len(gpus)}, {human_bytes(used)} of {human_bytes(total)} used",
             "disk": _disk(Storage(*call(settings, "GetStorage"))),
         }

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 import msgspec
 
 from phosd.engine.program.process import GpuProcess
+from phosd.engine.system import procfs
 from phosd.engine.system.procfs import ProcessId, boot_id
 from phosd.errors import InvalidOption, NoSuchProcess, NotAuthorized, PhosError, Unsupported
 from phosd.service.history.events import Event, Severity
@@ -133,8 +134,10 @@ class Periodic:
         """Drop the schedules of processes that have ended."""
         gone = [key for key, s in self._schedules.items() if not _lives(s.target)]
         for key in gone:
-            del self._schedules[key]
+            schedule = self._schedules.pop(key)
             self._stop(key)
+            if not schedule.ended:
+                self._tell(schedule, "ended with the program; `phos images` lists its images")
         if gone:
             self._history.forget_schedules(self._schedules.values())
 
@@ -180,7 +183,8 @@ class Periodic:
         while True:
             if job is not None:
                 await self._jobs.wait(job)
-                if isinstance(job.error, _FOR_GOOD):
+                ends = not _lives(schedule.target) or procfs.ending(schedule.target.pid)
+                if isinstance(job.error, _FOR_GOOD) and not ends:
                     self._end(schedule, str(job.error), Severity.WARNING)
                     return
                 failures = failures + 1 if job.state is JobState.FAILED else 0

@@ -295,6 +295,7 @@ def test_a_schedule_ends_with_its_process(tmp_path: Path) -> None:
             await until(lambda: here.periodic.of(target.pid, target.start_time) is None, "its end")
             here.history.flush()
             assert here.history.schedules() == []
+            assert here.events() == ["ended with the program; `phos images` lists its images"]
             assert here.engine.made >= 1
             assert {job.error for job in here.jobs} == {None}
 
