@@ -128,7 +128,7 @@ def test_a_repository_that_another_key_has_signed_is_refused(node: Node) -> None
     ours = re.sub(r"Signed-By: .*", f"Signed-By: {debian}", node.source)
     refused = replace(node, source=ours).apt("download phosd")
     assert refused.returncode != 0
-    assert "is not signed" in refused.stderr and "NO_PUBKEY" in refused.stderr
+    assert "is not signed" in refused.stderr
 
 
 def test_a_repository_that_was_changed_is_refused(node: Node, place: Path) -> None:

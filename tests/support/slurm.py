@@ -101,8 +101,17 @@ class Release:
 
     @property
     def settings(self) -> str:
-        """What it needs in ``slurm.conf``."""
-        return f"PluginDir={self.programs.parent / 'plugins'}\n" if self.programs else ""
+        """What it needs in ``slurm.conf``. Newer ones hold a job that was requeued five times."""
+        plugins = f"PluginDir={self.programs.parent / 'plugins'}\n" if self.programs else ""
+        return plugins + ("MaxBatchRequeue=1000\n" if self.version >= (24, 11) else "")
+
+    @property
+    def version(self) -> tuple[int, ...]:
+        """Its release, as ``(24, 11)``."""
+        program = shutil.which("slurmctld", path=self.path)
+        assert program is not None
+        told = subprocess.run([program, "-V"], capture_output=True, text=True, check=True).stdout
+        return tuple(map(int, told.split()[1].split(".")[:2]))
 
 
 def unpacked() -> Release | None:
