@@ -18,6 +18,7 @@ from phosd.bus.dbus import (
     Call,
     NoBusError,
     Signal,
+    SignatureBodyMismatchError,
     encode,
     error_of,
     method_call,
@@ -159,6 +160,9 @@ class Connection:
         try:
             async with asyncio.timeout(patience):
                 reply = await self._bus.ask(message)
+        except SignatureBodyMismatchError as error:
+            text = f"{member} takes other arguments ({signature}): {error}"
+            raise CallError(f"{ERROR_PREFIX}InvalidOption", text) from error
         except TimeoutError:
             text = f"{destination} did not answer {member} within {patience:.0f} s"
             raise CallError(f"{_DBUS}.Error.NoReply", text) from None

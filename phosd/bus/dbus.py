@@ -32,6 +32,7 @@ from dbus_next._private.unmarshaller import MarshallerStreamEndError, Unmarshall
 from dbus_next.aio.message_bus import MessageBus
 from dbus_next.constants import BusType, MessageFlag, MessageType
 from dbus_next.errors import AuthError, InvalidAddressError
+from dbus_next.errors import SignatureBodyMismatchError as SignatureBodyMismatchError
 from dbus_next.message import Message
 from dbus_next.signature import SignatureTree
 from dbus_next.signature import Variant as Variant

@@ -73,15 +73,20 @@ _COMMANDS = {name: text for group in GROUPS.values() for name, text in group.ite
 
 
 _ELSEWHERE = {
+    "clone": "restore IMAGE --clone",
     "delete": "rm",
     "dump": "checkpoint",
     "kill": "checkpoint PID --end",
+    "help": "--help",
     "list": "ps",
+    "log": "ps PID --log",
     "logs": "ps PID --log",
     "ls": "ps",
     "pause": "suspend PID",
+    "rehearse": "verify IMAGE --rehearse",
     "remove": "rm",
     "save": "checkpoint",
+    "schedule": "checkpoint PID --every 10min",
     "start": "run",
     "stop": "suspend PID",
     "top": "status",

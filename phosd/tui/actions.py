@@ -228,7 +228,7 @@ ACTIONS = (
                 "clone",
                 "K",
                 "Clone...",
-                "run it once more beside the program; asks for its name and its files first",
+                "run it once more beside the program; asks for what its files are called first",
                 scope,
                 acts=True,
                 feature="clones",

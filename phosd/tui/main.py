@@ -4,6 +4,7 @@ import contextlib
 import logging
 import os
 import platform
+import sys
 
 import click
 
@@ -46,7 +47,7 @@ def main(bus: str, nodes: tuple[str, ...], readonly: bool, light: bool, no_color
       arrows     move; space marks, / filters, o sorts by the next column
       c          checkpoint the process under the cursor, or all that are marked
       enter      more about what is under the cursor
-      ?          all keys of the screen       ctrl+p  search in all there is to do
+      ?          all keys of the screen       ctrl+p  search in all there is to do here
       q          back, or out
 
     What cannot be done now is dimmed; its key says why. Everything is a D-Bus call to phosd: you
@@ -59,6 +60,8 @@ def main(bus: str, nodes: tuple[str, ...], readonly: bool, light: bool, no_color
       phos-tui -H gpu7
       phos-tui -H gpu7 -H gpu8 -H ann@gpu9
     """
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise click.UsageError("phos-tui needs a terminal; `phos status` tells the same in text")
     # Log output of libraries would overwrite the screen.
     logging.getLogger().addHandler(logging.NullHandler())
     if no_color:

@@ -8,6 +8,7 @@ from phosd.cli import options
 from phosd.cli.client import call
 from phosd.cli.command import command
 from phosd.cli.job import CancelledHereError, summary, watch
+from phosd.cli.names import resolve
 from phosd.cli.settings import Settings
 from phosd.client.errors import CommandError
 from phosd.interface.options import CheckpointOptions
@@ -17,7 +18,7 @@ from phosd.units import duration, duration_text
 def interval(text: str) -> float:
     """Parse an interval in seconds; ``off`` is 0. Raises :class:`click.BadParameter`."""
     found = 0.0 if text == "off" else duration(text)
-    if found is None:
+    if found is None or (not found and text != "off"):
         raise click.BadParameter(
             f"{text!r} is no interval; write for example 60s, 5min, 2h, or off"
         )
@@ -36,15 +37,13 @@ def interval(text: str) -> float:
 )
 @click.option(
     "--end",
-    "then",
-    flag_value="end",
+    is_flag=True,
     help="End the program when its image is complete and on the disk; until then it stands still, "
     "so that nothing is done twice.",
 )
 @click.option(
     "--hold",
-    "then",
-    flag_value="hold",
+    is_flag=True,
     help="Let the program stand still, as it is in the image, until `phos continue PID` or Ctrl-C.",
 )
 @click.option(
@@ -63,7 +62,8 @@ def interval(text: str) -> float:
     "--every",
     callback=lambda _, __, text: None if text is None else interval(text),
     metavar="60s|5min|2h|off",
-    help="Do it again and again until the program ends, each time only what has changed.",
+    help="Do it again and again until the program ends. Each image stores only what has "
+    "changed of the device memory, and all else whole.",
 )
 @click.option(
     "--keep",
@@ -77,7 +77,9 @@ def interval(text: str) -> float:
     help="With --every: rehearse the restore of each of these images, as `phos verify --rehearse` "
     "does. `phos images` and `phos events` tell what would fail.",
 )
-def checkpoint(settings: Settings, pid: int, dry_run: bool, **given: Any) -> None:
+def checkpoint(
+    settings: Settings, pid: int, dry_run: bool, end: bool, hold: bool, **given: Any
+) -> None:
     """Save a running program as an image. The process PID and its children are saved; the program
     then goes on, or ends with --end.
 
@@ -89,13 +91,21 @@ def checkpoint(settings: Settings, pid: int, dry_run: bool, **given: Any) -> Non
       phos checkpoint 4711 --dry-run               could it be saved?
       phos checkpoint 4711 --durable               before a reboot
       phos checkpoint 4711 --end                   and give its GPUs back
-      phos checkpoint 4711 --parent auto           only what has changed
+      phos checkpoint 4711 --parent auto           of device memory, only what has changed
       phos checkpoint 4711 --every 60s --keep 5    as insurance, until it ends
       phos checkpoint 4711 --every off
       phos checkpoint 4711 --json | jq -r 'select(.state == "done").result'
 
     Ctrl-C cancels, with --every for good; the program goes on in any case, unless it was ended.
     """
+    if end and hold:
+        raise click.UsageError("a program that is to --end cannot --hold, too; give one of them")
+    given["then"] = "end" if end else "hold" if hold else None
+    if given["then"] and given["every"]:
+        raise click.UsageError(
+            "what repeats (--every) leaves the program running; leave out "
+            f"--{given['then']}, or --every"
+        )
     if given["in_memory"] and given["then"] != "end":
         raise click.UsageError("--in-memory says when a program is ended; give --end, too")
     if given["keep"] and not given["every"]:
@@ -106,6 +116,8 @@ def checkpoint(settings: Settings, pid: int, dry_run: bool, **given: Any) -> Non
             "`phos verify --rehearse` when the image is there"
         )
     wanted = {name: value for name, value in given.items() if value is not None}
+    if wanted["parent"] not in ("", "auto"):
+        wanted["parent"] = resolve(settings, wanted["parent"])
     if dry_run:
         from phosd.cli.dry_run import tell_checks
 

@@ -61,6 +61,8 @@ def _open(file: Path) -> Iterator[tuple[FileIO, Callable[[], None]]]:
         with open(sys.stdout.fileno(), "wb", buffering=0, closefd=False) as out:
             yield out, _nothing
         return
+    if file.is_dir():
+        raise CommandError("InvalidOption", f"{file} is a folder; name a file in it")
     if file.exists() and not file.is_file():  # a tape, or a pipe
         with file.open("wb", buffering=0) as out:
             yield out, _nothing

@@ -32,6 +32,13 @@ if TYPE_CHECKING:
     from phosd.client import Client, Image, RestoreOptions
 
 
+_HINTS = {
+    errno.ENOEXEC: "; if it is a script, its first line must name its interpreter (#!/bin/sh)",
+    errno.EACCES: "; give a script that is not executable to its interpreter: `python train.py`",
+}
+"""What to do when a command cannot be started, by the error's number."""
+
+
 class Foreground:
     """What happens to one program in the foreground."""
 
@@ -169,7 +176,13 @@ class Foreground:
 
         holder = self._stack.enter_context(TermHolder(folder))
         grace = grace_of(self._grace, self._settings.note)
-        return SaveOnTerm(self._settings, holder, grace, in_memory=self._in_memory)
+        return SaveOnTerm(
+            self._settings,
+            holder,
+            grace,
+            in_memory=self._in_memory,
+            named=self._name is not None,
+        )
 
     def _relayed(self, program: Relayed, policy: "SaveOnTerm | None", early: EarlySignals) -> int:
         if policy is None:
@@ -290,10 +303,6 @@ def start(
                 "Unsupported",
                 f"no process can be started: {error}; end other processes, and try again",
             ) from error
-        hint = (
-            "; if it is a script, its first line must name its interpreter (#!/bin/sh)"
-            if error.errno == errno.ENOEXEC
-            else ""
-        )
+        hint = _HINTS.get(error.errno or 0, "")
         settings.note(f"phos: {error.strerror}: {shlex.quote(words[0])}{hint}")
         sys.exit(127 if isinstance(error, FileNotFoundError) else 126)

@@ -37,17 +37,24 @@ class SaveOnTerm:
     """A policy of the relay: SIGTERM saves and ends the program within the ``grace``.
 
     A program that cannot be saved in time gets the SIGTERM after all. ``in_memory``: it is ended as
-    soon as its image is in memory.
+    soon as its image is in memory. ``named``: with a name, by which the same command finds it.
     """
 
     def __init__(
-        self, settings: Settings, holder: TermHolder, grace: Grace, *, in_memory: bool
+        self,
+        settings: Settings,
+        holder: TermHolder,
+        grace: Grace,
+        *,
+        in_memory: bool,
+        named: bool,
     ) -> None:
         self.holder = holder
         self._settings = settings
         self._pid = 0
         self._grace = grace
         self._in_memory = in_memory
+        self._named = named
         self._state = _State.RUNS
         self._asked = False
         self._deadline = 0.0
@@ -89,9 +96,10 @@ class SaveOnTerm:
         if self._thread is not None:
             self._thread.join(_SETTLE_SECONDS)
         if self._saved:
-            self._settings.note(
-                f"phos: saved as {self._saved}; the same command with --resume goes on from it"
+            goes_on = (
+                "the same command with --resume" if self._named else f"`phos restore {self._saved}`"
             )
+            self._settings.note(f"phos: saved as {self._saved}; {goes_on} goes on from it")
             if self._in_memory:
                 self._settings.note(
                     "phos: it is lost if the machine ends before phosd has written it to the disk; "

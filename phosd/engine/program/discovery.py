@@ -36,7 +36,7 @@ def discover_group(
         if not group.members:
             raise NoSuchProcess(
                 f"neither process {pid} nor a child of it is a GPU process",
-                hint="`phos ps` lists the GPU processes",
+                hint="wait until it has used its GPU for the first time: `phos ps` lists it then",
             )
         _add_sharers(group)
         yield group

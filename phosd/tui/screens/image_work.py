@@ -35,7 +35,8 @@ def restore_with(screen: NodeScreen, image: Image) -> None:
 def clone(screen: NodeScreen, image: Image) -> None:
     """Restore one image beside the program, asking for a name and options first."""
     choices: list[Choice | Field] = [
-        Field("clone", "Its name", f"{image.name}-2" if image.name else "",
+        Field("clone", "What its files end with: FILE.clone-...",
+              f"{image.name}-2" if image.name else "",
               "up to 32 letters, digits, and any of _ -", _name_trouble),
         Choice("clone_files", "Files on the disk that it writes to",
                [("it gets a copy of each", "copy"),
@@ -71,7 +72,7 @@ def _restore_so(
 
 
 def _name_trouble(text: str) -> str:
-    return "" if text else "a clone has a name of its own; without, it would be a restore"
+    return "" if text else "a clone needs a name for its files; without, it would be a restore"
 
 
 def _output_trouble(text: str) -> str:
@@ -97,7 +98,7 @@ def write_note(screen: NodeScreen, image: Image) -> None:
     """Write a note of an image, or take it away."""
 
     def given(answers: dict[str, str] | None) -> None:
-        if answers is not None:
+        if answers is not None and answers["note"] != image.note:
             screen.ask(f"Note of {image.id}", _write_note(screen, image, answers["note"]))
 
     field = Field("note", "A line of your own; empty: none", image.note, "before the new rate")

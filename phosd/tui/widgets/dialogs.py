@@ -194,7 +194,9 @@ class Form(Dialog[dict[str, str] | None]):
                 yield Button(self._go, id="go", variant="primary")
 
     def on_mount(self) -> None:
-        self.query_one("#go", Button).focus()
+        asked_first = self._choices[0]
+        place = f"#{asked_first.name}" if isinstance(asked_first, Field) else "#go"
+        self.query_one(place).focus()
         self.node_changed()
 
     @on(Button.Pressed, "#cancel")

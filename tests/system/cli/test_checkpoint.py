@@ -100,14 +100,16 @@ def test_a_dry_run_tells_what_stands_in_the_way(service: Service) -> None:
     ("text", "seconds"),
     [
         *(("60s", 60), ("90", 90), ("1.5m", 90), ("10min", 600), ("2h", 7200), ("1d", 86_400)),
-        *(("off", 0), ("0", 0), ("0s", 0)),
+        ("off", 0),
     ],
 )
 def test_intervals(text: str, seconds: float) -> None:
     assert interval(text) == seconds
 
 
-@pytest.mark.parametrize("text", ["often", "60x", "60mi", "-5s", "", "nan", "1e3", "5 s"])
+@pytest.mark.parametrize(
+    "text", ["often", "0", "0s", "60x", "60mi", "-5s", "", "nan", "1e3", "5 s"]
+)
 def test_what_is_no_interval(text: str) -> None:
     with pytest.raises(click.BadParameter, match="write for example 60s"):
         interval(text)
@@ -288,3 +290,19 @@ def test_the_bar_tells_the_stop_from_the_drain(service: Service) -> None:
     os.close(controller)
     assert b"\x1b[1;33mquiesce    program stopped" in shown
     assert b"drain      program running" in shown
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--end", "--hold"), "cannot --hold, too"),
+        (("--every", "60s", "--end"), "leave out --end, or --every"),
+        (("--every", "0s"), "is no interval"),
+    ],
+)
+def test_options_that_exclude_each_other(
+    service: Service, words: tuple[str, ...], says: str
+) -> None:
+    done = phos(service, "checkpoint", "1", *words)
+    assert done.returncode == 2 and says in done.stderr
+    assert not service.engine.made

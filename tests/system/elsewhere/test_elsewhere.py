@@ -101,6 +101,9 @@ def test_a_program_goes_on_elsewhere(bus: str, tmp_path: Path) -> None:
         assert file.stat().st_mode & 0o077 == 0
         assert build_ids(file)[os.path.realpath(sys.executable)]
         assert "exists" in str(refused(bus, tmp_path, "export", image, str(file))["message"])
+        assert "is a folder" in str(
+            refused(bus, tmp_path, "export", image, str(tmp_path))["message"]
+        )
         interrupted(bus, tmp_path, image)
         pushed = phos(bus, tmp_path, "push", image, url, "--sign", str(key))[-1]
         assert pushed == told

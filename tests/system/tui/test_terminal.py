@@ -207,3 +207,14 @@ def test_phosd_goes_and_another_one_comes_under_it(bus: str, tmp_path: Path) -> 
                 shown.press("q")
                 wait_until(shown.status, "phos-tui to end")
                 assert shown.status() == "0\n", shown.screen()
+
+
+def test_without_a_terminal_it_says_so(bus: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "phosd.tui.main", "--bus", bus],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 2 and "needs a terminal; `phos status`" in done.stderr

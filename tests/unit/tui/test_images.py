@@ -130,7 +130,7 @@ def test_a_clone_has_a_name() -> None:
             await pilot.press("3", "K")
             await until_shown(pilot, f"Clone {NEW} of 4711 (python train.py)")
             await pilot.click("#go")
-            await until_shown(pilot, "a clone has a name of its own")
+            await until_shown(pilot, "a clone needs a name for its files")
             assert link.asked == []
             form = pilot.app.screen
             form.query_one("#clone", Input).value = "second"
@@ -155,8 +155,9 @@ def test_a_note_is_written_and_taken_away() -> None:
             for note, told in (("the best", "it is written"), ("", "it has none any more")):
                 await pilot.press("3", "N")
                 await until_shown(pilot, f"Note of {NEW}", "before [the] rate")
+                assert pilot.app.focused is pilot.app.screen.query_one("#note")  # one just types
                 pilot.app.screen.query_one("#note", Input).value = note
-                await pilot.click("#go")
+                await pilot.press("enter")
                 await until_told(pilot, f"Note of {NEW}", told)
             assert link.asked == [("SetNote", "the best"), ("SetNote", "")]
 
