@@ -6,7 +6,7 @@ import platform
 import shutil
 import sys
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from phosd.cli.run_command.environment import DEFAULT_RUNTIME
 from phosd.cli.settings import Settings
 from phosd.client.daemon import Daemon
 from phosd.client.errors import Exit, of_bus
+from phosd.client.storage import Storage
 from phosd.client.text import human_bytes
 from phosd.engine.analysis.code.tools import Tool, find
 from phosd.engine.criu.probe import probe
@@ -34,6 +35,7 @@ from phosd.interface.manager import MANAGER
 _LEAST_DRIVER = 13_000
 """CUDA 13.0: the driver API of r580, the first whose checkpoints phosd relies on."""
 _LEAST_SPACE = 10 << 30
+_STATE_DIR = Path("/var/lib/phos")
 _RUNTIMES = ("runc", "crun")
 """What starts CRIU for containers."""
 
@@ -56,11 +58,9 @@ def _ok(subject: str, text: str) -> Finding:
 @click.option(
     "--state-dir",
     type=click.Path(path_type=Path, readable=False),  # only root can read it
-    default=Path("/var/lib/phos"),
-    show_default=True,
-    help="Where phosd keeps images.",
+    help="Where phosd keeps images (default: where it says, or /var/lib/phos).",
 )
-def doctor(settings: Settings, state_dir: Path) -> None:
+def doctor(settings: Settings, state_dir: Path | None) -> None:
     """Check that this machine can save programs. It looks at everything that checkpoints need, and
     works without phosd running.
 
@@ -77,7 +77,7 @@ def doctor(settings: Settings, state_dir: Path) -> None:
         *_gpu(),
         _criu(),
         _hook_folder(),
-        _space(state_dir),
+        _space(settings, state_dir),
         _daemon(settings),
         *_stranded(),
         *_containers(),
@@ -253,15 +253,33 @@ def _analysis() -> Finding:
     return _ok("analysis", ", ".join(found))
 
 
-def _space(state_dir: Path) -> Finding:
-    existing = next(path for path in (state_dir, *state_dir.parents) if _visible(path))
-    free = shutil.disk_usage(existing).free
-    text = f"{human_bytes(free)} free for images in {state_dir}"
+def _space(settings: Settings, state_dir: Path | None) -> Finding:
+    storage = None if state_dir is not None else _storage(settings)
+    if storage is not None:
+        free, text = storage.free, f"{human_bytes(storage.free)} free where phosd keeps images"
+    else:
+        place = state_dir or _STATE_DIR
+        existing = next(path for path in (place, *place.parents) if _visible(path))
+        free = shutil.disk_usage(existing).free
+        text = f"{human_bytes(free)} free for images in {place}"
     if free < _LEAST_SPACE:
         return Finding(
             "space", "warning", text, "an image needs the program's device and host memory"
         )
     return _ok("space", text)
+
+
+def _storage(settings: Settings) -> Storage | None:
+    """Ask phosd, if it answers."""
+
+    async def storage() -> Storage:
+        with closing(await Daemon.open(settings.bus)) as daemon:
+            await daemon.owner()
+            return Storage(*await daemon.ask(ROOT, MANAGER, "GetStorage"))
+
+    with suppress(NoBusError, CallError):
+        return asyncio.run(storage())
+    return None
 
 
 def _visible(path: Path) -> bool:

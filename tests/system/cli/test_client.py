@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -319,6 +320,16 @@ def test_doctor_works_without_a_daemon(bus: str) -> None:
         assert row["level"] == "ok" or row["mend"], row
     errors = [row for row in found.values() if row["level"] == "error"]
     assert done.returncode == (1 if errors else 0)
+
+
+def test_doctor_asks_phosd_how_full_the_disk_of_its_images_is(
+    service: Service, tmp_path: Path
+) -> None:
+    """It may keep them elsewhere than usual."""
+    told = {row["subject"]: row["text"] for row in lines(phos(service, "doctor", "--json").stdout)}
+    assert str(told["space"]).endswith(" free where phosd keeps images")
+    named = phos(service, "doctor", "--json", f"--state-dir={tmp_path}").stdout
+    assert any(str(row["text"]).endswith(f"for images in {tmp_path}") for row in lines(named))
 
 
 def test_doctor_looks_for_what_criu_calls_in_containers(monkeypatch: pytest.MonkeyPatch) -> None:
