@@ -12,7 +12,7 @@ import click
 from phosd.cli.run_command.program import runs_folder
 from phosd.client.errors import CommandError
 from phosd.engine.image.name import NAMES, may_be_given
-from phosd.engine.program.name import first_named
+from phosd.engine.program.name import first_of, is_named, processes_of
 
 COMMAND = "command"
 """The file of an output folder that has what the program was started with."""
@@ -52,7 +52,8 @@ def running(name: str, user: int | None = None) -> int | None:
     """Return the first process of a user's program with this name; None if none runs. Without a
     user id it is the caller's.
     """
-    return first_named(name, os.geteuid() if user is None else user)
+    theirs = processes_of(os.geteuid() if user is None else user)
+    return first_of({pid for pid in theirs if is_named(pid, name)})
 
 
 @contextmanager

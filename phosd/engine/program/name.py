@@ -1,5 +1,6 @@
 """The name of a program, which ``phos run --name`` gives it."""
 
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 
 from phosd.engine.image.name import valid_name
@@ -36,9 +37,8 @@ def _is_clone(pid: int) -> bool:
     return False
 
 
-def first_named(name: str, user: int) -> int | None:
-    """Return the first process of a user's program with this name; None if none runs."""
-    named = {pid for pid in procfs.pids() if _is_named(pid, name, user)}
+def first_of(named: Collection[int]) -> int | None:
+    """Return the first process of a program, of all that have its name; None if none runs."""
     for pid in sorted(named):
         found = procfs.stat(pid)
         if found is not None and not found.dead and found.parent not in named:
@@ -46,18 +46,25 @@ def first_named(name: str, user: int) -> int | None:
     return None
 
 
-def _is_named(pid: int, name: str, user: int) -> bool:
-    with suppress(OSError):  # it has ended, or nobody may look
-        if (procfs.PROC / str(pid)).stat().st_uid == user:
-            return name_of(pid) == name
+def is_named(pid: int, name: str) -> bool:
+    """Return whether a process has this name. Its user can keep the answer back for ever."""
+    with suppress(OSError):  # nobody may look
+        return name_of(pid) == name
     return False
+
+
+def processes_of(user: int) -> Iterator[int]:
+    """Yield the processes of a user."""
+    for pid in procfs.pids():
+        with suppress(OSError):  # it has ended
+            if (procfs.PROC / str(pid)).stat().st_uid == user:
+                yield pid
 
 
 def names_of_user(user: int) -> set[str]:
     """Return the names of the user's programs that run."""
     found = set()
-    for pid in procfs.pids():
-        with suppress(OSError):  # it has ended, or nobody may look
-            if (procfs.PROC / str(pid)).stat().st_uid == user:
-                found.add(name_of(pid))
+    for pid in processes_of(user):
+        with suppress(OSError):  # nobody may look
+            found.add(name_of(pid))
     return found - {""}

@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from phosd.engine.criu.run.owned_processes import ENDING_TIMEOUT
 from phosd.engine.image.manifest import Manifest
 from phosd.engine.node.node import Node
-from phosd.engine.program.name import CLONES_KEEPER, first_named
+from phosd.engine.program.name import CLONES_KEEPER, first_of, is_named, processes_of
 from phosd.engine.system import pid_namespaces, procfs
 from phosd.engine.system.pid_namespaces import PidNamespace
 from phosd.engine.system.procfs import ProcessId
-from phosd.engine.system.unkillable_reads import describe
+from phosd.engine.system.unkillable_reads import ABANDONABLE_THREADS, describe
 from phosd.errors import Busy, PhosError
 
 _LOOK_SECONDS = 0.01
@@ -48,8 +48,16 @@ def _living(node: Node, manifest: Manifest) -> Iterator[int]:
             there = namespace.members()
             if there:
                 yield there.get(manifest.trees[0].root, min(there.values()))
-    if manifest.name and (pid := first_named(manifest.name, manifest.owner)) is not None:
+    if manifest.name and (pid := _first_named(manifest)) is not None:
         yield pid
+
+
+def _first_named(manifest: Manifest) -> int | None:
+    """Return the first process of a program of the image's user that has the image's name."""
+    looks = ABANDONABLE_THREADS.each(
+        processes_of(manifest.owner), lambda pid: is_named(pid, manifest.name)
+    )
+    return first_of({pid for pid, named in looks if named})
 
 
 def _is_restored(node: Node, manifest: Manifest, namespace: PidNamespace) -> bool:
