@@ -1,5 +1,6 @@
 """Implement ``phos checkpoint``: save a running program."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import click
@@ -101,20 +102,7 @@ def checkpoint(
     if end and hold:
         raise click.UsageError("a program that is to --end cannot --hold, too; give one of them")
     given["then"] = "end" if end else "hold" if hold else None
-    if given["then"] and given["every"]:
-        raise click.UsageError(
-            "what repeats (--every) leaves the program running; leave out "
-            f"--{given['then']}, or --every"
-        )
-    if given["in_memory"] and given["then"] != "end":
-        raise click.UsageError("--in-memory says when a program is ended; give --end, too")
-    if given["keep"] and not given["every"]:
-        raise click.UsageError("--keep is for checkpoints that repeat; give --every, too")
-    if given["rehearse"] and not given["every"]:
-        raise click.UsageError(
-            "--rehearse is for checkpoints that repeat; give --every, too, or use "
-            "`phos verify --rehearse` when the image is there"
-        )
+    _require_possible(given)
     wanted = {name: value for name, value in given.items() if value is not None}
     if wanted["parent"] not in ("", "auto"):
         wanted["parent"] = resolve(settings, wanted["parent"])
@@ -150,6 +138,24 @@ def checkpoint(
         _say(
             settings,
             f"again every {duration_text(every)}; `phos checkpoint {pid} --every off` ends that",
+        )
+
+
+def _require_possible(given: Mapping[str, Any]) -> None:
+    """Raise :class:`click.UsageError` if options exclude each other, or one needs another."""
+    if given["then"] and given["every"]:
+        raise click.UsageError(
+            "what repeats (--every) leaves the program running; leave out "
+            f"--{given['then']}, or --every"
+        )
+    if given["in_memory"] and given["then"] != "end":
+        raise click.UsageError("--in-memory says when a program is ended; give --end, too")
+    if given["keep"] and not given["every"]:
+        raise click.UsageError("--keep is for checkpoints that repeat; give --every, too")
+    if given["rehearse"] and not given["every"]:
+        raise click.UsageError(
+            "--rehearse is for checkpoints that repeat; give --every, too, or use "
+            "`phos verify --rehearse` when the image is there"
         )
 
 

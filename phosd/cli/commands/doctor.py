@@ -5,10 +5,11 @@ import os
 import platform
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
 import click
 
@@ -32,6 +33,7 @@ from phosd.engine.system.native import digest_library, hook_library, softgpu_fol
 from phosd.errors import PhosError
 from phosd.interface.manager import MANAGER
 
+_T = TypeVar("_T")
 _LEAST_DRIVER = 13_000
 """CUDA 13.0: the driver API of r580, the first whose checkpoints phosd relies on."""
 _LEAST_SPACE = 10 << 30
@@ -272,14 +274,25 @@ def _space(settings: Settings, state_dir: Path | None) -> Finding:
 def _storage(settings: Settings) -> Storage | None:
     """Ask phosd, if it answers."""
 
-    async def storage() -> Storage:
-        with closing(await Daemon.open(settings.bus)) as daemon:
-            await daemon.owner()
-            return Storage(*await daemon.ask(ROOT, MANAGER, "GetStorage"))
+    async def storage(daemon: Daemon) -> Storage:
+        return Storage(*await daemon.ask(ROOT, MANAGER, "GetStorage"))
 
     with suppress(NoBusError, CallError):
-        return asyncio.run(storage())
+        return _answer(settings, storage)
     return None
+
+
+def _answer(settings: Settings, ask: Callable[[Daemon], Coroutine[Any, Any, _T]]) -> _T:
+    """Ask phosd if it runs; it is not started for that. Raises :class:`CallError` and
+    :class:`NoBusError`.
+    """
+
+    async def asked() -> _T:
+        with closing(await Daemon.open(settings.bus)) as daemon:
+            await daemon.owner()
+            return await ask(daemon)
+
+    return asyncio.run(asked())
 
 
 def _visible(path: Path) -> bool:
@@ -293,13 +306,11 @@ def _visible(path: Path) -> bool:
 
 
 def _daemon(settings: Settings) -> Finding:
-    async def version() -> str:
-        with closing(await Daemon.open(settings.bus)) as daemon:
-            await daemon.owner()
-            return str((await daemon.properties(ROOT, MANAGER.name))["Version"])
+    async def version(daemon: Daemon) -> str:
+        return str((await daemon.properties(ROOT, MANAGER.name))["Version"])
 
     try:
-        return _ok("daemon", f"phosd {asyncio.run(version())} on the {settings.bus} bus")
+        return _ok("daemon", f"phosd {_answer(settings, version)} on the {settings.bus} bus")
     except NoBusError as error:
         return Finding("daemon", "warning", str(error), error.hint)
     except CallError as error:

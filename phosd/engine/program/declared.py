@@ -32,8 +32,8 @@ of all users.
 def declared_patterns(
     pids: Sequence[int], uid: int, kept: KeptFiles = (), runtime_dir: Path | None = None
 ) -> tuple[str, ...]:
-    """Return what the processes of user ``uid``'s program have declared, the first of which is its
-    root, and what is ``kept`` of that user's programs; nothing for one that sees other files than
+    """Return what a program of user ``uid`` has declared, whose processes are ``pids``, its root
+    first, and what is ``kept`` of that user's programs; nothing for one that sees other files than
     we. Those in pid namespaces that phosd has made, whose records are in ``runtime_dir``, see ours.
     """
     pid = pids[0]

@@ -6,7 +6,7 @@ Only the file worker's process does this: each path is one that a user named.
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -106,7 +106,7 @@ def compared(orders: Orders) -> Comparison:
             found.problems.append(problem)
         elif cut and path not in copied:
             found.cut[path] = file
-        elif file.appended and path not in copied and _size(path) < file.size:
+        elif file.appended and path not in copied and _is_shorter(file):
             found.shorter.append(path)
         elif orders.policy is Policy.AS_IS and not file.appended and not _is_as_saved(file):
             found.as_is.append(path)
@@ -229,8 +229,10 @@ def _has_bytes(file: WrittenFile, source: int) -> bool:
         return False
 
 
-def _size(path: str) -> int:
-    return Path(path).stat().st_size
+def _is_shorter(file: OpenFile) -> bool:
+    with suppress(OSError):  # it has just gone
+        return Path(file.path).stat().st_size < file.size
+    return False
 
 
 def _is_as_saved(file: WrittenFile | OpenFile) -> bool:
