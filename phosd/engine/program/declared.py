@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from phosd.engine.system import pid_namespaces, procfs
+from phosd.engine.system.file_status import known_status, open_wanted
 from phosd.engine.system.variables import variable
 
 KEEP_FILES = "PHOS_KEEP_FILES"
@@ -59,9 +60,12 @@ def _told(pid: int) -> Iterator[str]:
 
 
 def _contents(link: Path) -> bytes:
-    descriptor = os.open(link, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    descriptor = open_wanted(link, _is_told, os.O_RDONLY | os.O_NONBLOCK)
     try:
-        regular = stat.S_ISREG(os.fstat(descriptor).st_mode)
-        return os.pread(descriptor, _MOST_TOLD, 0) if regular else b""
+        return os.pread(descriptor, _MOST_TOLD, 0)
     finally:
         os.close(descriptor)
+
+
+def _is_told(place: str) -> bool:
+    return str(Path(place).readlink()) == _TOLD and stat.S_ISREG(known_status(place).st_mode)

@@ -6,9 +6,11 @@ file is enough: in a dump CRIU has asked for it just before.
 """
 
 import ctypes
+import errno
 import functools
 import os
 import struct
+from collections.abc import Callable
 from pathlib import Path
 
 _AT_FDCWD = -100
@@ -55,6 +57,33 @@ def known_status(link: "Path | str") -> os.stat_result:
             "st_rdev": os.makedev(special_major, special_minor),
         },
     )
+
+
+def open_known(link: "Path | str", device: int, inode: int, flags: int) -> int:
+    """Open the file behind a link of ``/proc`` as :func:`open_wanted` does, if it is this one."""
+
+    def is_it(place: str) -> bool:
+        now = known_status(place)
+        return (now.st_dev, now.st_ino) == (device, inode)
+
+    return open_wanted(link, is_it, flags)
+
+
+def open_wanted(link: "Path | str", is_it: Callable[[str], bool], flags: int) -> int:
+    """Open the file behind a link of ``/proc``, once ``is_it`` has seen a link to this very file. A
+    program that runs may have given the descriptor to another file meanwhile, also to one that it
+    may not read itself.
+
+    Raises :class:`OSError`: FileNotFoundError if there is no such link, or it is another file.
+    """
+    place = os.open(link, os.O_PATH | os.O_CLOEXEC)
+    try:
+        held = f"/proc/self/fd/{place}"
+        if not is_it(held):
+            raise FileNotFoundError(errno.ENOENT, "it is another file now", str(link))
+        return os.open(held, flags | os.O_CLOEXEC | os.O_NOCTTY)
+    finally:
+        os.close(place)
 
 
 @functools.cache

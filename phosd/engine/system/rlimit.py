@@ -2,18 +2,32 @@
 descriptor for each block.
 """
 
+import fcntl
+import os
 import resource
 
 from phosd.engine.system import procfs
 
 _LIMIT_NAME = 26
 """Columns of a limit's name."""
+_ROOM = 16 << 10
+"""Descriptors for which there is room from the beginning."""
 
 
 def allow_many_descriptors() -> None:
-    """Raise this process's limit to the hard one (a PyTorch process of 39 GB has 1,170 blocks)."""
+    """Raise this process's limit to the hard one (a PyTorch process of 39 GB has 1,170 blocks), and
+    have the kernel make room for many.
+
+    Where there are several threads the kernel waits for all processors (``synchronize_rcu``, 25 ms)
+    whenever it needs more room: in the middle of a stop.
+    """
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.close(fcntl.fcntl(null, fcntl.F_DUPFD_CLOEXEC, min(most, _ROOM) - 1))
+    finally:
+        os.close(null)
 
 
 def limits(pid: int) -> dict[int, tuple[int, int]]:

@@ -1,6 +1,10 @@
 """Memory that goes into a store while the program stands still, and into the image afterwards."""
 
 import os
+import re
+import resource
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -74,6 +78,25 @@ def test_a_ledger_that_points_elsewhere_is_refused(life: Life) -> None:
 
 def test_no_room_is_no_error(life: Life) -> None:
     assert PageStore.if_there_is_room(Path("/dev/shm"), 1 << 50) is None
+
+
+def test_there_is_room_for_descriptors(tmp_path: Path) -> None:
+    """A process with threads waits for all processors each time that it needs more."""
+    raised = "from phosd.engine.system.rlimit import allow_many_descriptors as a; a()"
+    told = "; print(open('/proc/self/status').read())"
+    with PageStore(tmp_path, 1 << 20) as store:
+        criu = subprocess.run(
+            ["cat", "/proc/self/status"],
+            env=store.environment,
+            pass_fds=store.descriptors,
+            text=True,
+            capture_output=True,
+            check=True,
+        ).stdout
+    ours = subprocess.check_output([sys.executable, "-c", raised + told], text=True)
+    room = min(16384, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    for status in (criu, ours):
+        assert int(re.findall(r"^FDSize:\s*(\d+)", status, re.MULTILINE)[0]) >= room
 
 
 def test_nobody_waits_for_the_copies_of_one_that_was_killed(life: Life) -> None:

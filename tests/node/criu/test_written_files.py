@@ -5,6 +5,7 @@ import shutil
 import struct
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,7 @@ from phosd.engine.criu.restore import tree_files
 from phosd.engine.criu.restore.clone import Clone, CloneFiles
 from phosd.engine.program import tree
 from phosd.errors import Busy, Internal, OutOfSpace, Unsupported
-from tests.node.criu.life import COUNTER, USER, Life, in_order
+from tests.node.criu.life import COUNTER, USER, Life, in_order, wait_for
 from tests.node.criu.test_files import broken_criu
 
 COUNTS = """
@@ -520,6 +521,77 @@ def test_nothing_of_others_is_saved(lives: Callable[[int], Life]) -> None:
     life.dump()
     assert life.record is not None and life.record.details is not None
     assert not [file for file in life.record.details.written_files if file.path != str(life.log)]
+
+
+CHANGES_ITS_DESCRIPTORS = """
+import os, socket, time
+again, one, two = (os.open(name, os.O_RDWR) for name in ("one", "one", "two"))
+others = {
+    "one": lambda: os.dup(again),
+    "two": lambda: os.dup(two),
+    "secret": lambda: os.open("secret", os.O_PATH),
+    "pipe": lambda: os.open("pipe", os.O_RDWR),
+    "socket": lambda: socket.socket(socket.AF_UNIX).detach(),
+}
+number = 0
+while True:
+    number += 1
+    print(number, flush=True)
+    time.sleep(0.005)
+    for name, open_it in others.items():
+        if os.path.exists(f"to {name}"):
+            opened = open_it()
+            os.dup2(opened, one)
+            os.close(opened)
+            os.unlink(f"to {name}")
+"""
+"""Gives the descriptor of one file to something else when it is told to."""
+
+
+@pytest.mark.parametrize("other", ["two", "secret", "pipe", "socket"])
+def test_a_descriptor_is_another_file_when_it_is_opened(
+    other: str, lives: Callable[[int], Life], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each file's own bytes are saved under its path, and nothing that its owner cannot read."""
+    life = lives(USER)
+    for name in ("one", "two", "secret"):
+        (life.home / name).write_text(f"what is in {name}")
+    os.mkfifo(life.home / "pipe")
+    for name in ("one", "two", "pipe"):
+        os.chown(life.home / name, USER, USER)
+    (life.home / "secret").chmod(0o600)
+    life.start(CHANGES_ITS_DESCRIPTORS)
+    life.counts_on()
+
+    def tell(name: str) -> None:
+        (life.home / f"to {name}").touch()
+        wait_for(lambda: not (life.home / f"to {name}").exists())
+
+    with monkeypatch.context() as meanwhile:
+        look, copy = written_files.chosen, written_files.WrittenFiles.__enter__
+
+        def chosen(*of: Any) -> written_files.Chosen:
+            found = look(*of)
+            tell(other)
+            return found
+
+        def copied(files: written_files.WrittenFiles) -> written_files.WrittenFiles:
+            meanwhile.setattr(written_files, "chosen", chosen)
+            copy(files)
+            meanwhile.setattr(written_files, "chosen", look)
+            tell("one")
+            return files
+
+        meanwhile.setattr(written_files.WrittenFiles, "__enter__", copied)
+        life.dump()
+    life.counts_on()
+    assert life.record is not None and life.record.details is not None
+    saved = {
+        Path(each.path).name: (life.images / each.saved).read_text()
+        for each in life.record.details.written_files
+        if each.path != str(life.log)
+    }
+    assert saved == {name: f"what is in {name}" for name in ("one", "two")}
 
 
 POINTS = ["files-beside", "files-fill", "files-filled", "files-replace"]

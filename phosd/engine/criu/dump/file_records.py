@@ -17,7 +17,7 @@ from phosd.engine.criu.files.file_worker import Hashed, Orders
 from phosd.engine.criu.kinds.named_files import NOT_ON_DISK
 from phosd.engine.criu.run.invocation import Owner
 from phosd.engine.image.cpu_manifest import MappedFile, MemoryFile, OpenFile
-from phosd.engine.system.file_status import LOCAL, known_status
+from phosd.engine.system.file_status import LOCAL, known_status, open_known
 from phosd.engine.system.mounts import memory_devices, mount_types
 from phosd.engine.system.procfs import Descriptor, Mapping
 from phosd.errors import Busy, OutOfSpace, Timeout
@@ -84,8 +84,8 @@ def _contents(descriptors: dict[_File, Descriptor], owner: Owner) -> dict[_File,
             remote[key] = Hashed(str(descriptor.link), descriptor.file.st_size)
             continue
         try:
-            opened = os.open(descriptor.link, _READ)
-        except BlockingIOError:
+            opened = open_known(descriptor.link, *key[:2], _READ)
+        except (BlockingIOError, FileNotFoundError):  # a lease, or another process has changed it
             continue
         try:
             found[key] = digest(opened, descriptor.file.st_size)
@@ -161,7 +161,7 @@ def _save(mapping: Mapping, path: str, saved: str, folder: Path) -> MemoryFile:
     target = folder / saved
     target.parent.mkdir(mode=0o700, exist_ok=True)
     try:
-        source = os.open(mapping.link, _READ)
+        source = open_known(mapping.link, mapping.device, mapping.inode, _READ)
     except BlockingIOError as error:
         raise Busy(f"a process has a lease on {path}", hint="let it give up the lease") from error
     try:

@@ -34,7 +34,7 @@ from phosd.engine.criu.run.part import CriuPart
 from phosd.engine.criu.run.tree_resources import TreeResources
 from phosd.engine.faults import Point, point
 from phosd.engine.image.cpu_manifest import CpuDetails, WrittenFile
-from phosd.engine.system.file_status import LOCAL, known_status
+from phosd.engine.system.file_status import LOCAL, known_status, open_known
 from phosd.engine.system.mounts import mount_types
 from phosd.engine.system.procfs import Descriptor
 from phosd.engine.system.removal import remove_trees
@@ -43,7 +43,7 @@ from phosd.errors import OutOfSpace
 FOLDER = "written"
 _TICK_NS = 20_000_000
 """A file that was changed so shortly before it was read may change again with the same times."""
-_READ = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+_READ = os.O_RDONLY | os.O_NONBLOCK
 
 _Inode = tuple[int, int]
 """Device and number."""
@@ -210,7 +210,7 @@ class WrittenFiles(CriuPart):
         lease).
         """
         try:
-            source = os.open(file.link, _READ)
+            source = open_known(file.link, *_key(file.status), _READ)
         except (FileNotFoundError, ProcessLookupError, BlockingIOError):
             return None
         try:

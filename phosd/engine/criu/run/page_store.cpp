@@ -14,9 +14,11 @@
 #include <pthread.h>
 #include <sched.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <climits>
@@ -30,6 +32,7 @@ constexpr size_t kLeast = 64 << 10;              // bytes; less is not worth a t
 constexpr int kPipe = 1 << 20;                   // bytes, as CRIU's own pipes
 constexpr unsigned kLanes = 32;
 constexpr unsigned kMostThreads = 16;
+constexpr rlim_t kDescriptors = 16 << 10;
 
 struct Entry {
     uint64_t device;
@@ -142,6 +145,16 @@ void in_child() {
     ledger = nullptr;  // its threads stayed behind
 }
 
+// CRIU takes the descriptors of the frozen process while our threads are there. Whenever the table
+// of descriptors of a process with threads grows, the kernel waits until every processor has
+// passed a quiet state (synchronize_rcu, 25 ms); so it grows now, and stays as large.
+void make_room_for_descriptors(int fd) {
+    rlimit limit{};
+    if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == 0) return;
+    const int last = fcntl(fd, F_DUPFD_CLOEXEC, int(std::min(kDescriptors, limit.rlim_cur) - 1));
+    if (last >= 0) close(last);
+}
+
 __attribute__((constructor)) void begin() {
     const char* text = getenv("PHOS_PAGES");
     char* rest = nullptr;
@@ -157,6 +170,7 @@ __attribute__((constructor)) void begin() {
     if (store_size < sizeof(Ledger)) return;
     void* store =
         mmap(nullptr, store_size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd, 0);
+    make_room_for_descriptors(fd);
     close(fd);
     if (store == MAP_FAILED) return;
     auto* found = static_cast<Ledger*>(store);
