@@ -18,7 +18,8 @@ class Protection(StrEnum):
 
     ``FAILED``: what was asked for last, and would have made an image, failed. ``NEVER``: it has no
     image. ``LATE``: the newest one is older than its schedule allows. ``SAVED``: it has an image,
-    and no schedule makes another. ``PROTECTED``: its schedule is kept.
+    and no schedule makes another. ``PROTECTED``: its schedule is kept. ``ENDED``: it was saved by a
+    schedule, and runs no more.
     """
 
     FAILED = "failed"
@@ -26,6 +27,7 @@ class Protection(StrEnum):
     LATE = "late"
     SAVED = "saved"
     PROTECTED = "protected"
+    ENDED = "ended"
 
     @property
     def needs_attention(self) -> bool:
@@ -44,6 +46,7 @@ _SIGNS = {
     Protection.LATE: "\N{BLACK UP-POINTING TRIANGLE}",
     Protection.SAVED: "\N{MIDDLE DOT}",
     Protection.PROTECTED: "\N{BLACK CIRCLE}",
+    Protection.ENDED: "\N{WHITE SQUARE}",
 }
 
 _MISTAKES = ("InvalidOption", "NoSuchProcess", "NoSuchImage")
@@ -51,11 +54,14 @@ _MISTAKES = ("InvalidOption", "NoSuchProcess", "NoSuchImage")
 
 LATE = 1.5
 """Intervals of its schedule after which a program's newest image is late."""
+TOLD = 24 * 3600.0
+"""For so many seconds after its newest image a program that has ended is told of."""
 
 
 @dataclass(frozen=True)
 class Program:
-    """A program: the processes of one name, or one process without a name.
+    """A program: the processes of one name, or one process without a name. One that has ended has
+    none.
 
     ``restarter`` is who would start it again if it, or the node, failed (empty: nobody that phosd
     knows of). ``image`` is its newest, ``every`` the seconds between its periodic checkpoints (0:
@@ -112,6 +118,37 @@ def programs(
     ]
     worst = list(Protection)
     return sorted(found, key=lambda each: (worst.index(each.protection), each.name or "~"))
+
+
+def ended(
+    processes: Iterable[Process], images: Iterable[Image], jobs: Iterable[Job], now: float
+) -> list[Program]:
+    """Return the programs that a schedule saved last, and that run no more, the last first: nobody
+    knows whether they have done their work. ``now`` in seconds since the epoch.
+    """
+    running = {(each.user, each.name or f"/{each.pid}") for each in processes}
+    by_id = {image.id: image for image in images}
+    newest = dict[tuple[int, str], tuple[Image, Job]]()
+    for job in sorted(jobs, key=lambda each: each.number):
+        image = by_id.get(job.result) if job.state == "done" else None
+        if image is not None and job.operation == "checkpoint":
+            newest[image.owner, image.name or f"/{image.pid}"] = image, job
+    found = [
+        Program(
+            name=image.name,
+            user_name=image.owner_name,
+            processes=(),
+            protection=Protection.ENDED,
+            restarter="",
+            image=image,
+            every=0.0,
+            due=None,
+            trouble=None,
+        )
+        for key, (image, job) in newest.items()
+        if job.scheduled and key not in running and now - (image.created or 0.0) < TOLD
+    ]
+    return sorted(found, key=lambda each: each.image.created or 0.0 if each.image else 0.0)[::-1]
 
 
 def _groups(processes: Iterable[Process]) -> Iterable[Sequence[Process]]:

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 from phosd.client.records import Image, Job, Process
 from phosd.client.text import since
-from phosd.protection import Program, Protection, programs
+from phosd.protection import Program, Protection, ended, programs
 from phosd.tui.node import Node
 from phosd.tui.text import Cell, cause, plain
 
@@ -15,6 +15,7 @@ TONES = {
     Protection.LATE: "warn",
     Protection.SAVED: "",
     Protection.PROTECTED: "good",
+    Protection.ENDED: "",
 }
 _HEADLINES = {Protection.NEVER: "never saved"}
 
@@ -38,13 +39,20 @@ class Programs:
         if seen == self._seen and not again:
             return False
         self._seen = seen
-        processes = node.of(Process).values()
-        images = (node.image(process.last_image) for process in processes if process.last_image)
-        known = [image for image in images if image is not None]
-        self.all = programs(processes, known, node.of(Job).values(), node.now())
+        processes, jobs = node.of(Process).values(), node.of(Job).values()
+        results = (job.result for job in jobs if job.operation == "checkpoint")
+        ids = dict.fromkeys([*(process.last_image for process in processes), *results])
+        images = (node.image(each) for each in ids if each)
+        records = processes, [image for image in images if image is not None], jobs, node.now()
+        self.all = [*programs(*records), *ended(*records)]
         self.of = {process.path: each for each in self.all for process in each.processes}
         self.urgency = {path: number for number, path in enumerate(self.of)}
         return True
+
+    @property
+    def running(self) -> int:
+        """How many of them have not ended."""
+        return sum(bool(each.processes) for each in self.all)
 
 
 def _basis(node: Node) -> object:

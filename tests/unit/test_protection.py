@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from phosd.interface.records import Image, Job, Process
-from phosd.protection import Protection, programs
+from phosd.protection import TOLD, Protection, ended, programs
 
 NOW = 10_000.0
 PROCESS = Process("/process/7", pid=7, name="bert", user=1, user_name="ann", state="running")
@@ -75,3 +75,31 @@ def test_the_processes_of_a_name_are_one_program_and_the_worst_comes_first() -> 
     assert (bert.device_bytes, bert.gpus) == (7, ("/gpu/0", "/gpu/1"))
     assert bert.state == "suspended, running"
     assert (bert.image, bert.restarter) == (IMAGE, "unit b")
+
+
+def made(number: int, image: str, *, scheduled: bool = True) -> Job:
+    return replace(failed(number), state="done", result=image, scheduled=scheduled)
+
+
+def test_a_program_that_a_schedule_saved_last_has_ended() -> None:
+    image = replace(IMAGE, name="bert", owner=1, owner_name="ann", pid=7)
+    jobs = [made(1, "i"), made(2, "i")]
+    (found,) = ended([], [image], jobs, NOW)
+    assert (found.name, found.user_name, found.image) == ("bert", "ann", image)
+    assert (found.protection, found.processes) == (Protection.ENDED, ())
+    assert not found.protection.needs_attention
+    of_another = replace(PROCESS, user=2)
+    assert ended([of_another], [image], jobs, NOW) == [found]
+
+
+@pytest.mark.parametrize("why", ["runs", "by hand", "deleted", "long ago", "unnamed and runs"])
+def test_it_is_not_told_that_it_has_ended(why: str) -> None:
+    """It runs, perhaps restored; its newest image is not a schedule's, or gone; or it is old."""
+    image = replace(IMAGE, name="" if why.startswith("unnamed") else "bert", owner=1, pid=7)
+    running = [replace(PROCESS, name=image.name)] if why.endswith("runs") else []
+    jobs = [made(1, "i")]
+    if why == "by hand":
+        jobs.append(made(2, "i", scheduled=False))
+    images = [] if why == "deleted" else [image]
+    now = NOW + TOLD if why == "long ago" else NOW
+    assert ended(running, images, jobs, now) == []

@@ -3,6 +3,7 @@
 import sys
 import time
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 from phosd.cli.client import call, managed, no_process
@@ -16,7 +17,7 @@ from phosd.client.text import human_bytes, since
 from phosd.client.times import time_text
 from phosd.client.users import user_name
 from phosd.interface.methods import GPU, PROCESS
-from phosd.protection import Program, Protection, programs
+from phosd.protection import Program, Protection, ended, programs
 from phosd.units import duration_text
 
 
@@ -28,6 +29,8 @@ def status(settings: Settings) -> None:
     PROTECTED is protected (its schedule is kept), saved (it has an image, and nobody makes the next
     one: `phos checkpoint PID --every 10m`), late (its newest image is older than one and a half
     intervals), never (it has no image), or failed (its last checkpoint, since when there is none).
+    A program with a schedule that has ended within a day of its newest image is ended: phosd does
+    not know whether it had done its work.
     AGE is that of its newest image, NEXT when the next one is due. STOP is for how long it stood
     still for that. RESTARTED says who starts it again if it, or the node, fails: a unit of systemd
     with Restart=, a Kubernetes pod, a Slurm job; `by hand` if phosd knows of nobody. TROUBLE is its
@@ -44,18 +47,19 @@ def status(settings: Settings) -> None:
     found = managed(settings, "ListProcesses", "ListImages", "ListJobs", "ListGPUs")
     now = time.time()
     known = records_of(found, user_name).values()
-    all_programs = programs(
+    records = (
         [each for each in known if isinstance(each, Process) and _is_told(each, found)],
         [each for each in known if isinstance(each, Image)],
         [each for each in known if isinstance(each, Job)],
         now,
     )
+    all_programs = [*programs(*records), *ended(*records)]
     if not settings.json:
         _summarise(settings, all_programs, found)
     settings.rows(
         [_row(each, found, now) for each in all_programs],
         {
-            "NAME": lambda row: row["name"] or f"pid {row['pids'][0]}",
+            "NAME": lambda row: row["name"] or (f"pid {row['pids'][0]}" if row["pids"] else "-"),
             "USER": lambda row: row["user_name"],
             "GPU": lambda row: ", ".join(map(str, row["gpus"])),
             "MEMORY": lambda row: human_bytes(row["device_bytes"]),
@@ -66,9 +70,9 @@ def status(settings: Settings) -> None:
             ),
             "NEXT": lambda row: _next(row["next_in"], row["protection"]),
             "STOP": lambda row: f"{row['stop_seconds']:.2f} s" if row["stop_seconds"] else "",
-            "RESTARTED": lambda row: f"by {row['restarter'] or 'hand'}",
+            "RESTARTED": lambda row: f"by {row['restarter'] or 'hand'}" if row["pids"] else "",
             "STATE": lambda row: row["state"],
-            "TROUBLE": lambda row: row["trouble"] or "",
+            "TROUBLE": lambda row: row["trouble"] or ("" if row["pids"] else _to_go_on(row)),
         },
         spare=("STOP", "EVERY", "USER", "MEMORY", "RESTARTED", "NEXT"),
         cut=True,
@@ -87,11 +91,12 @@ def _summarise(settings: Settings, found: list[Program], managed: Managed) -> No
     """Print the node in few words."""
     counts = Counter(each.protection for each in found)
     parts = ", ".join(f"{counts[each]} {each}" for each in Protection if counts[each])
+    running = sum(bool(each.processes) for each in found)
     gpus = managed.of(GPU)
     used, total = (sum(gpu[name] for gpu in gpus) for name in ("MemoryUsed", "MemoryTotal"))
     settings.facts(
         {
-            "programs": f"{len(found)}: {parts}" if found else "none",
+            "programs": f"{running}: {parts}" if found else "none",
             "gpus": f"{len(gpus)}, {human_bytes(used)} of {human_bytes(total)} used",
             "disk": _disk(Storage(*call(settings, "GetStorage"))),
         }
@@ -103,6 +108,10 @@ def _disk(storage: Storage) -> str:
     free = f"{human_bytes(storage.free)} of {human_bytes(storage.total)} free"
     quota = f" of {human_bytes(storage.quota)} that you may have" if storage.quota else ""
     return f"{free}, images take {human_bytes(storage.used)}{quota}"
+
+
+def _to_go_on(row: Mapping[str, Any]) -> str:
+    return f"`phos restore {row['image']}` goes on, unless it had done its work"
 
 
 def _next(seconds: float | None, protection: Protection) -> str:

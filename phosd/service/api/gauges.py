@@ -30,6 +30,7 @@ from phosd.service.jobs.table import JobTable
 
 _MOST_USERS = 100
 """Most users with labels of their own."""
+_OF_RUNNING = tuple(each for each in Protection if each is not Protection.ENDED)
 _WHERE = ("memory", "disk")
 _DISK_SECONDS = 10.0
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -111,7 +112,7 @@ class _Programs(Collector):
             "Programs, by how well they are protected: `phos status` names them.",
             labels=("protection",),
         )
-        for protection in reversed(Protection):
+        for protection in reversed(_OF_RUNNING):
             family.add_metric((str(protection),), counts[protection])
         yield family
         yield GaugeMetricFamily(

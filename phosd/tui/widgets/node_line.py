@@ -48,7 +48,8 @@ def _programs(node: Node, programs: Sequence[Program]) -> list[Text]:
     parts = [Text(f"{gpus} GPU{'s' * (gpus != 1)}", "bold")] if gpus else []
     if not programs:
         return [*parts, Text("no programs", "dim")]
-    count = Text(f"{len(programs)} program{'s' * (len(programs) != 1)}:", "bold")
+    running = sum(bool(each.processes) for each in programs)
+    count = Text(f"{running} program{'s' * (running != 1)}:", "bold")
     found = [Text(text, STYLES.get(tone, "")) for text, tone in headline(programs)]
     return [*parts, Text("  ").join([count, *found])]
 

@@ -187,6 +187,7 @@ def compare(followed: Followed, seen: Seen) -> Outcome:
             if missed and use == "read":
                 known = _merged(known + sunk(followed, seen))
                 missed = [one for one in missed if not _covered(one, known)]
+                missed = [one for one in missed if not is_dropped(followed, *one)]
                 outcome.sunk = not missed
             if missed:
                 outcome.wrong.append(f"{seen.kernel.name} {use} {missed}, of {ranges[use]}")
@@ -203,6 +204,14 @@ def sunk(followed: Followed, seen: Seen) -> Ranges:
             where = spans(followed, replace(access, facts=frozenset()), seen.launch)
             found += [(one.begin, one.end) for one in where or ()]
     return found
+
+
+def is_dropped(followed: Followed, begin: int, end: int) -> bool:
+    """Return whether no load of the machine code is as small as what was read there: ptxas drops a
+    load whose result is not used.
+    """
+    loads = [access.size for access in followed.accesses if access.use is Use.READ]
+    return end - begin < min(loads, default=end - begin + 1)
 
 
 def _block(seen: Seen, offset: int) -> tuple[int, int]:

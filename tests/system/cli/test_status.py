@@ -62,6 +62,17 @@ def test_a_program_from_its_first_checkpoint_on(node: Service) -> None:
     assert str(trouble).startswith("checkpoint: the disk is full")
 
 
+def test_a_program_has_ended_after_its_last_periodic_checkpoint(node: Service) -> None:
+    assert phos(node, "checkpoint", ME, "--every", "1h").returncode == 0
+    node.engine.running = []
+    node.call("ListProcesses")
+    assert protection(node) == ("ended", None, 0)
+    shown = phos(node, "status").stdout
+    assert "0: 1 ended" in shown and "\N{WHITE SQUARE} ended" in shown
+    (image,) = lines(phos(node, "images", "--json").stdout)
+    assert f"phos restore {image['id']}" in shown.replace("\n", " ")
+
+
 def test_who_restarts_it(node: Service) -> None:
     (running,) = node.engine.running
     node.engine.running = [dataclasses.replace(running, unit="unit bert.service")]

@@ -85,6 +85,18 @@ def test_all_is_well_in_a_few_words() -> None:
     run(body)
 
 
+def test_a_program_with_a_schedule_has_ended() -> None:
+    saved = image(name="bert", created=NOW - 60)
+    done = job(state="done", scheduled=True, result=saved.id, ended=NOW - 59)
+    node, _ = fake_node(gpu(), process(5, last_image="", name="llama"), saved, done)
+
+    async def body() -> None:
+        async with opened(node, (120, 24)) as pilot:
+            await until_shown(pilot, "1 program:  ○ 1 never saved  □ 1 ended")
+
+    run(body)
+
+
 def test_a_phosd_that_tells_no_storage_is_not_asked_and_a_failure_is_counted() -> None:
     node, link = fake_node(gpu(), process(1))
 
