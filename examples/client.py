@@ -1,7 +1,8 @@
 """Save a program that uses a GPU, end it, and run it again from where it was.
 
     python examples/client.py            list the programs that use a GPU, and the images
-    python examples/client.py PID        checkpoint process PID, end it, and restore it
+    python examples/client.py PROGRAM    checkpoint the program of that pid or name, end it, and
+                                         restore it
 
 The program must have been started with `phos run`, and phosd must run. Say where it is with
 PHOS_BUS if it is not on the system bus.
@@ -28,6 +29,16 @@ def list_all(client: Client) -> None:
         print(f"{image.id}  of process {image.pid}, {image.stored_bytes / 2**20:.1f} MiB")
 
 
+def find(client: Client, program: str) -> int:
+    """Return the pid of a program: this is one, or a name that `phos run --name` has given."""
+    if program.isdigit():
+        return int(program)
+    named = [process.pid for process in client.processes() if process.name == program]
+    if not named:
+        sys.exit(f"no program is called {program}; {sys.argv[0]} alone lists those that run")
+    return min(named)
+
+
 def save_and_restore(client: Client, pid: int) -> None:
     # Nothing is stopped yet: this says what would stand in the way.
     for check in client.try_checkpoint(pid, then="end"):
@@ -44,7 +55,7 @@ def main() -> int:
     try:
         with Client() as client:
             if len(sys.argv) > 1:
-                save_and_restore(client, int(sys.argv[1]))
+                save_and_restore(client, find(client, sys.argv[1]))
             else:
                 list_all(client)
     except PhosError as error:

@@ -48,11 +48,20 @@ class Client:
         self.close()
 
 
+def _check(method: Callable[..., Any], *args: Any, **options: Any) -> None:
+    """Raise :class:`TypeError` in words of :class:`Client` for arguments that it does not take."""
+    try:
+        inspect.signature(method).bind(*args, **options)
+    except TypeError as error:
+        raise TypeError(f"Client.{method.__name__}: {error}") from None
+
+
 def _awaited(method: Callable[..., Any]) -> Callable[..., Any]:
     """Return a method of :class:`Client` that awaits one of :class:`AsyncClient`."""
 
     @functools.wraps(method)
     def call(self: Client, *args: Any, **options: Any) -> Any:
+        _check(method, self, *args, **options)
         found = self._loop.run(method(self._client, *args, **options))
         return JobHandle(self._loop, found) if isinstance(found, AsyncJobHandle) else found
 
@@ -64,6 +73,7 @@ def _each(method: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(method)
     def call(self: Client, *args: Any, **options: Any) -> Any:
+        _check(method, self, *args, **options)
         return self._loop.each(method(self._client, *args, **options))
 
     return call

@@ -54,9 +54,10 @@ def jobs(settings: Settings, job: int | None, cancel: int | None) -> None:
             "MODE": mode,
             "STOP": lambda row: seconds(row["stop_seconds"]),
             "DRAIN": lambda row: rate(row["drain_rate"]),
-            "RESULT": lambda row: row["error"] or outcome(row),
+            "RESULT": lambda row: row["message"] or row["error"] or outcome(row),
         },
         spare=("DRAIN", "MODE", "DONE", "STOP", "PHASE", "OPERATION"),
+        cut=True,
         empty=f"no job{of_yours()} runs or ended lately; `phos history` lists those of before",
     )
 

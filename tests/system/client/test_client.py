@@ -139,6 +139,14 @@ def test_tools_that_expect_a_text_alone_show_it(service: Service, tool: list[str
     assert "phosd knows no job 99; `phos jobs` lists those that it knows" in done.stderr
 
 
+def test_arguments_that_a_method_does_not_take(client: Client) -> None:
+    """It is told of the class that is used."""
+    with pytest.raises(TypeError, match=r"^Client\.image: missing a required argument"):
+        client.image()  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"^Client\.changes: too many positional arguments"):
+        client.changes(4711)  # type: ignore[call-arg]
+
+
 @pytest.mark.parametrize(
     ("ask", "kind"),
     [

@@ -33,19 +33,26 @@ def test_what_goes_wrong_is_told(service: Service, pid: int) -> None:
     assert done.stderr.endswith("(NoSuchProcess)\n")
 
 
+def test_a_name_that_no_program_has(service: Service) -> None:
+    done = run(service.address, "bert")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("no program is called bert")
+
+
 def test_a_program_is_saved_ended_and_restored(bus: str, tmp_path: Path) -> None:
     single = [sys.executable, str(PROGRAMS / "single.py"), "0"]
 
-    def begun() -> tuple[int, Path]:
-        (started,) = phos(bus, tmp_path, "run", "--gpu", "soft", "--detach", "--", *single)
+    def begun(*named: str) -> tuple[int, Path]:
+        words = ("--gpu", "soft", "--detach", *named, "--", *single)
+        (started,) = phos(bus, tmp_path, "run", *words)
         return int(str(started["pid"])), Path(str(started["stdout"]))
 
     with phosd(bus, tmp_path):
-        pid, output = begun()
+        pid, output = begun("--name", "bert")
         undisturbed, expected = begun()
         try:
             wait_until(lambda: len(parse(output.read_bytes())) > 3, "the program to compute")
-            done = run(bus, str(pid))
+            done = run(bus, "bert")
             assert done.returncode == 0, done.stdout + done.stderr
             assert f"process {pid} goes on from there" in done.stdout
             assert alive(pid)
