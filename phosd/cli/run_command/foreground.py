@@ -93,7 +93,8 @@ class Foreground:
                 program, policy, image = resumed
                 restored_at = time.monotonic()
                 code = self._relayed(program, policy, early)
-                self._tell_crash(image, restored_at, code)
+                if policy is None or not policy.began:  # else it may have ended for the SIGTERM
+                    self._tell_crash(image, restored_at, code)
                 return code
         folder = place_of_output()
         policy = self._policy(folder) if self._saves else None

@@ -68,6 +68,11 @@ class SaveOnTerm:
         """Whether the program got the SIGTERM, as it could not be saved."""
         return self._state is _State.TERMINATED
 
+    @property
+    def began(self) -> bool:
+        """Whether it was asked to save the program."""
+        return self._state is not _State.RUNS
+
     def take(self, pid: int) -> None:
         """Take the first process of the program, before the first :meth:`look`."""
         self._pid = pid

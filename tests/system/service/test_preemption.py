@@ -76,10 +76,15 @@ class Line:
         told = [line for line in self.said.splitlines() if "process " in line and "phos:" in line]
         return int(told[-1].partition("process ")[2].split(";")[0].split()[0])
 
-    def wait_for(self, steps: int) -> None:
+    def has_shown(self, step: int) -> bool:
+        return max(self.values(), default=-1) >= step
+
+    def wait_for(self, steps: int, last: int = sys.maxsize) -> None:
+        """Wait for so many steps more, or the ``last`` one, however slow each is on a busy disk."""
         at = max(self.values(), default=-1)
         try:
-            wait_until(lambda: max(self.values(), default=-1) >= at + steps, "steps")
+            for goal in range(at + 1, min(at + steps, last) + 1):
+                wait_until(partial(self.has_shown, goal), "a step")
         except AssertionError as error:
             raise AssertionError(self.said) from error
 

@@ -17,7 +17,7 @@ from phosd.engine.program.tree import TreeProcess
 from phosd.engine.system import cgroups, pid_namespaces, privileges, procfs
 from phosd.engine.system.native import is_reachable
 from phosd.engine.system.pid_namespaces import PidNamespace
-from phosd.errors import Internal, Reason, Unsupported
+from phosd.errors import Internal, NoSuchProcess, Reason, Unsupported
 
 MINIMUM = (4, 2)
 """Older versions cannot dump a process with a TCP or UDP socket on Linux 6.16 or newer."""
@@ -109,9 +109,14 @@ class Criu:
     def inside(self, process: TreeProcess) -> PidNamespace | None:
         """Return where CRIU knows a process by its own ids; None if that is where CRIU starts.
 
-        Raises :class:`Unsupported` if it is in namespaces that phosd has not made.
+        Raises :class:`Unsupported` if it is in namespaces that phosd has not made, and
+        :class:`NoSuchProcess` if it has ended.
         """
         made = self.made_for(process.pid)
+        if made is None and process.own_ids and not process.alive:  # nor is its namespace there
+            raise NoSuchProcess(
+                f"process {process.pid} has ended", hint="see its output for why it ended"
+            )
         if made is None and process.own_ids:
             raise Unsupported(
                 f"{procfs.describe(process.pid)} is in a container or sandbox, or has got itself "
