@@ -5,6 +5,9 @@ from enum import StrEnum
 
 import msgspec
 
+WRITTEN = "written"
+"""The folder of a tree's with the saved bytes of :class:`WrittenFile`."""
+
 
 class OpenFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A regular file that a process had open when it was frozen.

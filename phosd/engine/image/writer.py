@@ -8,7 +8,7 @@ import secrets
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +19,7 @@ from phosd.engine.faults import Point, point
 from phosd.engine.image import private_files
 from phosd.engine.image.chunk_index import KnownChunks
 from phosd.engine.image.complete import incomplete, require_complete
+from phosd.engine.image.equal_files import link_equal
 from phosd.engine.image.folder import StoreFolder
 from phosd.engine.image.mac import sealed
 from phosd.engine.image.manifest import MAX_MANIFEST, ChunkRef, FileDigest, Manifest
@@ -32,6 +33,8 @@ from phosd.errors import Internal, InvalidOption, OutOfSpace, Reason, Unsupporte
 from phosd.units import human_bytes
 
 _SYNC_THREADS = 8
+_MOST_EARLIER = 20
+"""Images in which equal files are looked for."""
 _STAMP = "%Y%m%dT%H%M%S"
 _ID = re.compile(r"\d{8}T\d{6}-[0-9a-f]{4}")
 
@@ -193,8 +196,9 @@ class ImageWriter:
         self._packs[number] = Pack(number, fd)
         return self._packs[number]
 
-    def seal(self, folder: str) -> tuple[FileDigest, ...]:
-        """Fsync the files below ``folder`` (relative), and return their digests.
+    def seal(self, folder: str, once: str = "") -> tuple[FileDigest, ...]:
+        """Fsync the files below ``folder`` (relative), and return their digests. Those in its
+        sub-folder ``once`` that another image of the owner has in such a folder are kept once.
 
         Only regular files and folders may be there; all become private to this user.
         """
@@ -210,11 +214,23 @@ class ImageWriter:
                     raise Internal(f"{Path(here, name)} is a link", hint="CRIU makes none")
         with private_files.space_errors(str(root)), ThreadPoolExecutor(_SYNC_THREADS) as pool:
             digests = tuple(pool.map(lambda path: _seal_file(path, root), sorted(found)))
+        if once:
+            alike = [file for file in digests if file.path.startswith(f"{once}/")]
+            link_equal(root, alike, self._earlier(once))
         for here, _, _ in os.walk(root, topdown=False):
             private_files.sync_folder(Path(here))
         self._file_bytes += sum(file.size for file in digests)
         self.reserve(self._file_bytes + self._chunk_bytes())
         return digests
+
+    def _earlier(self, below: str) -> Iterator[tuple[Path, FileDigest]]:
+        """Yield the files of the owner's last images in their trees' folders of that name."""
+        images = (image for image in self._published() if image.owner == self.owner)
+        for image in sorted(images, key=lambda each: each.id, reverse=True)[:_MOST_EARLIER]:
+            for tree in image.trees:
+                for file in tree.files:
+                    if file.path.startswith(f"{below}/"):
+                        yield self.tier.images / image.id / tree.folder / file.path, file
 
     def _chunk_bytes(self) -> int:
         """Return the bytes that are stored for this image and no other."""

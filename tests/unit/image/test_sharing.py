@@ -1,5 +1,6 @@
 """What is equal in the images of a user is stored once, and no image depends on another."""
 
+import filecmp
 import os
 import random
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from phosd.engine.digest import digest_buffer
+from phosd.engine.image.cpu_manifest import WRITTEN
 from phosd.engine.image.manifest import CHUNK, Block, ChunkRef, Manifest, Tree
 from phosd.engine.image.packs import RECORD
 from phosd.engine.image.repack import compact
@@ -266,3 +268,63 @@ def test_bytes_are_counted_once_whatever_is_shared(store: Store) -> None:
         del left[image.id]
         assert usage.remove(image.id) == before - counted()
         assert usage.total == counted()
+
+
+def with_files(store: Store, files: dict[str, bytes], owner: int = USER) -> Manifest:
+    """An image in which a program's files of these contents are saved."""
+    with store.begin(owner) as writer:
+        written = writer.folder / "criu-0" / WRITTEN
+        written.mkdir(parents=True)
+        for name, content in files.items():
+            (written / name).write_bytes(content)
+        (written.parent / "pages-1.img").write_bytes(DATABASE)
+        tree = Tree(7, "criu-0", writer.seal("criu-0", once=WRITTEN))
+        manifest = manifest_of(writer, [], [tree])
+        writer.publish(manifest)
+    return manifest
+
+
+def numbers(store: Store, image: Manifest) -> dict[str, int]:
+    """The inodes of its files."""
+    folder = store.disk.images / image.id / "criu-0"
+    return {path.name: path.stat().st_ino for path in folder.rglob("*") if path.is_file()}
+
+
+DATABASE, LOG = os.urandom(1 << 20), b"log"
+
+
+def test_equal_files_of_a_users_images_are_kept_once(store: Store) -> None:
+    """Whatever their names; CRIU's own files, which a restore lends to a user, are not."""
+    first = with_files(store, {"0": DATABASE, "1": LOG})
+    second = with_files(store, {"0": LOG, "1": LOG + b"more", "2": DATABASE})
+    one, two = numbers(store, first), numbers(store, second)
+    assert (two["0"], two["2"]) == (one["1"], one["0"])
+    assert {two["1"], two["pages-1.img"]}.isdisjoint(one.values())
+    store.delete(first.id)
+    verify(store, second.id, Progress())
+    third = with_files(store, {"0": DATABASE})
+    assert numbers(store, third)["0"] == two["2"]
+
+
+@pytest.mark.parametrize("why", ["of another user", "damaged", "deleted meanwhile"])
+def test_a_file_is_not_shared(why: str, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = with_files(store, {"0": DATABASE})
+    known = numbers(store, first)["0"]
+    path = store.disk.images / first.id / "criu-0" / WRITTEN / "0"
+    if why == "damaged":
+        with path.open("r+b") as file:
+            file.write(b"rotten")
+    if why == "deleted meanwhile":
+        compare = filecmp.cmp
+
+        def delete(one: Path, other: Path, shallow: bool) -> bool:
+            same = compare(one, other, shallow=shallow)
+            store.delete(first.id)
+            return same
+
+        monkeypatch.setattr(filecmp, "cmp", delete)
+    second = with_files(store, {"0": DATABASE}, USER + (why == "of another user"))
+    monkeypatch.undo()
+    verify(store, second.id, Progress())
+    if why != "deleted meanwhile":
+        assert numbers(store, second)["0"] != known

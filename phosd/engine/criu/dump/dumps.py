@@ -16,6 +16,7 @@ from phosd.engine.criu.run.page_store import PageStore
 from phosd.engine.criu.run.program import Criu
 from phosd.engine.criu.run.tracers import checkpoint_turn, restore_turn
 from phosd.engine.image import private_files
+from phosd.engine.image.cpu_manifest import WRITTEN
 from phosd.engine.image.manifest import Tree
 from phosd.engine.image.writer import ImageWriter
 from phosd.engine.job.cancellation import Cancellation
@@ -188,7 +189,7 @@ class CpuParts(Undoing):
                         pages.complete(dump.folder, self._writer.folder / name)
                 shutil.rmtree(dump.folder)
             rseq_areas.clear(self._writer.folder / name)
-            digests = self._writer.seal(name)
+            digests = self._writer.seal(name, once=WRITTEN)
             records.append(dump.record(name, digests))
         return tuple(records)
 

@@ -33,14 +33,13 @@ from phosd.engine.criu.run.invocation import Owner
 from phosd.engine.criu.run.part import CriuPart
 from phosd.engine.criu.run.tree_resources import TreeResources
 from phosd.engine.faults import Point, point
-from phosd.engine.image.cpu_manifest import CpuDetails, WrittenFile
+from phosd.engine.image.cpu_manifest import WRITTEN, CpuDetails, WrittenFile
 from phosd.engine.system.file_status import LOCAL, known_status, open_known
 from phosd.engine.system.mounts import mount_types
 from phosd.engine.system.procfs import Descriptor
 from phosd.engine.system.removal import remove_trees
 from phosd.errors import OutOfSpace
 
-FOLDER = "written"
 _TICK_NS = 20_000_000
 """A file that was changed so shortly before it was read may change again with the same times."""
 _READ = os.O_RDONLY | os.O_NONBLOCK
@@ -203,7 +202,7 @@ class WrittenFiles(CriuPart):
             if path.name not in needed:
                 path.unlink()
         if needed:
-            self._private.rename(self._folder / FOLDER)
+            self._private.rename(self._folder / WRITTEN)
 
     def _copied(self, file: _Written, name: str) -> _Copy | None:
         """Make the copy of a name what the file is. Returns None if it has gone, or is lent (a
@@ -234,7 +233,7 @@ def _record(file: _Written, copy: _Copy) -> WrittenFile:
     status = file.status
     return WrittenFile(
         path=file.path,
-        saved=f"{FOLDER}/{copy.name}",
+        saved=f"{WRITTEN}/{copy.name}",
         size=copy.size,
         mode=stat.S_IMODE(status.st_mode),
         gid=status.st_gid,

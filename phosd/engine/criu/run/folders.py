@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from phosd.engine.criu.run.invocation import Owner
+from phosd.engine.image.cpu_manifest import WRITTEN
 from phosd.engine.system.removal import remove_trees
 from phosd.errors import Internal
 
@@ -54,9 +55,8 @@ def readable(folder: Path, owner: Owner) -> Iterator[None]:
     if owner.is_root:
         yield
         return
-    paths = [folder, *folder.rglob("*")]
     try:
-        for path in paths:
+        for path in _of_criu(folder):
             os.chown(path, 0, owner.gid, follow_symlinks=False)
             path.chmod(0o750 if path.is_dir() else 0o640)
         yield
@@ -66,6 +66,18 @@ def readable(folder: Path, owner: Owner) -> Iterator[None]:
 
 def close_to_others(folder: Path) -> None:
     """Return an image's folder, which a restore lent to its owner's group, to root alone."""
-    for path in (folder, *folder.rglob("*")):
+    for path in _of_criu(folder):
         path.chmod(0o700 if path.is_dir() else 0o600)
         os.chown(path, 0, 0, follow_symlinks=False)
+
+
+def _of_criu(folder: Path) -> list[Path]:
+    """Return an image's folder with what is in it, but for the program's own files: CRIU does not
+    read them, and other images may have the same ones.
+    """
+    found = [folder]
+    for path in folder.iterdir():
+        if path.name != WRITTEN:
+            inside = path.rglob("*") if path.is_dir() and not path.is_symlink() else ()
+            found += [path, *inside]
+    return found

@@ -20,7 +20,7 @@ from phosd.engine.criu.restore.admission import require_restorable
 from phosd.engine.criu.restore.saved_tree import saved_trees
 from phosd.engine.criu.restore.tree_files import checkable, made_if_missing
 from phosd.engine.faults import Point, point
-from phosd.engine.image.cpu_manifest import CpuDetails, MappedFile, OpenFile
+from phosd.engine.image.cpu_manifest import WRITTEN, CpuDetails, MappedFile, OpenFile
 from phosd.engine.image.manifest import ChunkRef, Manifest
 from phosd.engine.image.name import next_number
 from phosd.engine.image.portable import PortableImage, image_with, parsed
@@ -230,7 +230,7 @@ def _of_this_store(
     for tree in found.image.trees:
         assert tree.details is not None  # it was checked
         details = replace(tree.details, cgroups=None, declared=None, imported=True, loginuid=None)
-        trees.append(replace(tree, files=writer.seal(tree.folder), details=details))
+        trees.append(replace(tree, files=writer.seal(tree.folder, once=WRITTEN), details=details))
     name = found.image.name
     return replace(
         image_with(found, places),
