@@ -33,9 +33,9 @@ MAX_CHUNK = 2 << 20
 ALIVE, DONE = b"\0", b"\1"
 """What the client of an export says: it is still at work, and it has stored all."""
 
-_MAGIC = b"PHOSIMG\0"
+MAGIC = b"PHOSIMG\0"
 _PREFIX = struct.Struct("<8sIIQ")
-_FOREIGN = "name a file that `phos export` has written, or export it again"
+FOREIGN = "name a file that `phos export` has written, or export it again"
 
 
 class Chunk(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -74,7 +74,7 @@ class Head:
 
     @property
     def packed(self) -> bytes:
-        prefix = _PREFIX.pack(_MAGIC, FORMAT, len(self.signature), len(self.manifest))
+        prefix = _PREFIX.pack(MAGIC, FORMAT, len(self.signature), len(self.manifest))
         return prefix + self.manifest + self.signature
 
     @property
@@ -84,7 +84,7 @@ class Head:
             return msgspec.json.decode(self.manifest, type=Contents)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise ImageCorrupt(
-                f"the manifest of the image cannot be read ({error})", hint=_FOREIGN
+                f"the manifest of the image cannot be read ({error})", hint=FOREIGN
             ) from error
 
 
@@ -94,15 +94,15 @@ def read_head(read: Callable[[int], bytes], what: str = "what was sent") -> Head
     Raises :class:`ImageCorrupt`, and :class:`Unsupported` if a newer phosd has written it.
     """
     magic, made_as, signature, manifest = _PREFIX.unpack(read(_PREFIX.size))
-    if magic != _MAGIC:
-        raise ImageCorrupt(f"{what} is not the image of a phosd", hint=_FOREIGN)
+    if magic != MAGIC:
+        raise ImageCorrupt(f"{what} is not the image of a phosd", hint=FOREIGN)
     require_format(made_as)
     if manifest > MAX_MANIFEST or signature > MAX_SIGNATURE:
         raise ImageCorrupt(
             f"the image begins with a manifest of {human_bytes(manifest)} and a signature of "
             f"{human_bytes(signature)}, more than the {human_bytes(MAX_MANIFEST)} and "
             f"{human_bytes(MAX_SIGNATURE)} that are read",
-            hint=_FOREIGN,
+            hint=FOREIGN,
         )
     return Head(read(manifest), read(signature))
 

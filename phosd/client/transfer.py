@@ -19,6 +19,8 @@ from phosd import unix_sockets
 from phosd.errors import ImageCorrupt, Internal, NotAuthorized, PhosError
 from phosd.portable import (
     DONE,
+    FOREIGN,
+    MAGIC,
     SIGNED_FOR,
     Chunk,
     Head,
@@ -211,6 +213,8 @@ def head_of(file: Reader, name: str) -> Head:
         raise ImageCorrupt(
             f"{name} is empty: no image has come", hint="see why it could not be exported"
         )
+    if not MAGIC.startswith(first):
+        raise ImageCorrupt(f"{name} is not the image of a phosd", hint=FOREIGN)
     left = [first]
 
     def read(count: int) -> bytes:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+from phosd.bus import ERROR_PREFIX, CallError
 from phosd.cli.client import call, managed, no_process
 from phosd.cli.command import command
 from phosd.cli.settings import Settings
@@ -16,6 +17,7 @@ from phosd.client.storage import Storage
 from phosd.client.text import human_bytes, since
 from phosd.client.times import time_text
 from phosd.client.users import user_name
+from phosd.errors import Internal
 from phosd.interface.methods import GPU, PROCESS
 from phosd.protection import Program, Protection, ended, programs
 from phosd.units import duration_text
@@ -36,7 +38,8 @@ def status(settings: Settings) -> None:
     with Restart=, a Kubernetes pod, a Slurm job; `by hand` if phosd knows of nobody. TROUBLE is its
     last job that failed, unless such a job has succeeded since; `phos jobs JOB` tells all about it.
 
-    The exit code is 1 if a program is late, or failed, or was never saved.
+    The exit code is 1 if a program is late, or failed, or was never saved, or if the images cannot
+    be looked at.
 
     \b
     Examples:
@@ -44,7 +47,7 @@ def status(settings: Settings) -> None:
       phos status > /dev/null || echo "look at phos status"
       phos status --json | jq -r 'select(.protection == "late").name'
     """
-    found = managed(settings, "ListProcesses", "ListImages", "ListJobs", "ListGPUs")
+    found, unreachable = _everything(settings)
     now = time.time()
     known = records_of(found, user_name).values()
     records = (
@@ -78,8 +81,20 @@ def status(settings: Settings) -> None:
         cut=True,
         empty=no_process(found),
     )
-    if any(each.protection.needs_attention for each in all_programs):
+    if unreachable:
+        settings.note(f"phos: {unreachable}; what is shown of images is what was known before")
+    if unreachable or any(each.protection.needs_attention for each in all_programs):
         sys.exit(Exit.FAILED)
+
+
+def _everything(settings: Settings) -> tuple[Managed, str]:
+    """Return all objects, and why the images cannot be looked at; empty: they can."""
+    try:
+        return managed(settings, "ListProcesses", "ListImages", "ListJobs", "ListGPUs"), ""
+    except CallError as error:
+        if error.name != f"{ERROR_PREFIX}{Internal.__name__}":
+            raise
+        return managed(settings, "ListProcesses", "ListJobs", "ListGPUs"), error.text
 
 
 def _is_told(process: Process, found: Managed) -> bool:

@@ -282,7 +282,7 @@ class Store(StoreFolder):
 
     def _open_folder(self, image_id: str) -> int:
         if not valid_id(image_id):
-            raise NoSuchImage(f"{image_id!r} is not the id of an image", hint="see `phos images`")
+            raise NoSuchImage(f"no image is called {image_id!r}", hint="see `phos images`")
         try:
             return private_files.open_private(self.image_folder(image_id), os.O_DIRECTORY)
         except FileNotFoundError as error:

@@ -1,6 +1,5 @@
 """Check a program before it is moved or suspended."""
 
-import os
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
@@ -12,6 +11,7 @@ from phosd.engine.node.node import Node
 from phosd.engine.operations.admission import context_bytes
 from phosd.engine.operations.permissions import require_may_save
 from phosd.engine.program.group import CheckpointGroup
+from phosd.engine.program.own_processes import is_mover
 from phosd.engine.program.process_gpus import gpu_uuids, unseen_gpus
 from phosd.engine.program.tree import ProcessTree
 from phosd.engine.system import device_nodes, procfs
@@ -44,17 +44,6 @@ def gpus_in_use(group: CheckpointGroup) -> dict[int, int]:
     return used
 
 
-def _is_mover(pid: int) -> bool:
-    """Return whether the process is a mover, of this phosd or another: left alone, it runs no
-    kernel.
-    """
-    try:
-        ours = (procfs.PROC / str(pid)).stat().st_uid == os.geteuid()
-        return ours and "phosd.engine.mover" in procfs.command_line(pid)
-    except (FileNotFoundError, ProcessLookupError):
-        return True  # it has ended since NVML saw it
-
-
 def require_alone(
     gpus: Collection[int], own: Collection[int], who: str = "processes that share device memory"
 ) -> None:
@@ -65,7 +54,7 @@ def require_alone(
     others the driver ends them if one waits for another, or takes seconds (hazard 47).
     """
     for pid, gpu in users_of(gpus).items():
-        if pid not in own and not _is_mover(pid):
+        if pid not in own and not is_mover(pid):
             raise Unsupported(
                 f"{procfs.describe(pid)} uses GPU {gpu}, too: beside others, {who} would be ended "
                 "after it, since a GPU no longer interrupts kernels of theirs",

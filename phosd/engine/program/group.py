@@ -13,7 +13,13 @@ from phosd.engine.hook_client.link import Hello, HookLink, HookState
 from phosd.engine.hook_client.listeners import Listeners
 from phosd.engine.job.affected import AffectedProcess, AffectedSet
 from phosd.engine.memory.exported import SHARED, ExportedBlock, distinct
-from phosd.engine.program import cuda_tools, driver_checkpoint, process, process_gpus
+from phosd.engine.program import (
+    cuda_tools,
+    driver_checkpoint,
+    own_processes,
+    process,
+    process_gpus,
+)
 from phosd.engine.program.stopped import StoppedProcesses
 from phosd.engine.program.tree import ProcessTree, TreeProcess
 from phosd.engine.system import procfs, stopped_state
@@ -212,6 +218,7 @@ class CheckpointGroup:
 
     def add_tree(self, tree: ProcessTree) -> None:
         """Add a tree, and connect to the hooks in it. Raises if the tree cannot be saved."""
+        own_processes.require_none(tree)
         self.check(tree)  # before connecting, as connections are gone when CRIU dumps
         self.trees.append(tree)
         for pid in (p.pid for p in tree.living):

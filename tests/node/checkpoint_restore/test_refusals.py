@@ -35,6 +35,22 @@ def test_a_pid_that_does_not_exist(node: Node) -> None:
         attempt(node, gone.pid)
 
 
+def test_phosd_itself(node: Node) -> None:
+    """It would freeze itself, and nobody would be left to let it go on."""
+    with subprocess.Popen(["sleep", "60"]) as child:  # a tree, as a container's first process has
+        for refused in (
+            lambda: attempt(node, os.getpid()),
+            lambda: suspend(node, os.getpid(), SuspendOptions(), Progress()),
+            lambda: migrate(node, os.getpid(), MigrateOptions("0"), Progress()),
+            lambda: attempt(node, node.movers.mover(0).pid),
+        ):
+            with pytest.raises(Unsupported, match=r"is phosd itself|is a mover of phosd"):
+                refused()
+        (found, *_) = try_checkpoint(node, os.getpid(), CheckpointOptions(), Progress())
+        assert "is phosd itself" in found.text
+        child.kill()
+
+
 def test_a_process_without_a_gpu(node: Node) -> None:
     with subprocess.Popen(["sleep", "60"]) as sleeper:
         with pytest.raises(NoSuchProcess, match="GPU process"):

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from phosd.engine.image.manifest import Manifest
 from phosd.engine.system.procfs import process_id
-from phosd.errors import OutOfSpace
+from phosd.errors import Internal, OutOfSpace
 from tests.support import fake_engine
 from tests.support.fake_engine import manifest, this_process
 from tests.support.service import Service
@@ -71,6 +71,20 @@ def test_a_program_has_ended_after_its_last_periodic_checkpoint(node: Service) -
     assert "0: 1 ended" in shown and "\N{WHITE SQUARE} ended" in shown
     (image,) = lines(phos(node, "images", "--json").stdout)
     assert f"phos restore {image['id']}" in shown.replace("\n", " ")
+
+
+def test_the_programs_are_told_when_the_images_cannot_be_reached(
+    node: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert phos(node, "checkpoint", ME).returncode == 0
+
+    def away() -> list[Manifest]:
+        raise Internal("the images in /srv cannot be reached", hint="bring the disk back")
+
+    monkeypatch.setattr(node.engine, "images", away)
+    done = phos(node, "status")
+    assert done.returncode == 1 and "1: 1 saved" in done.stdout, done.stdout
+    assert "the images in /srv cannot be reached; bring the disk back; what is" in done.stderr
 
 
 def test_who_restarts_it(node: Service) -> None:
