@@ -21,8 +21,9 @@ def is_mover(pid: int) -> bool:
 def require_none(tree: ProcessTree) -> None:
     """Raise :class:`Unsupported` if phosd itself is in a tree, or one of its movers."""
     for process in tree.living:
-        if process.pid == os.getpid() or is_mover(process.pid):
-            what = "is phosd itself" if process.pid == os.getpid() else "is a mover of phosd's"
+        ours = process.pid == os.getpid()
+        if ours or (is_mover(process.pid) and process.alive):
+            what = "is phosd itself" if ours else "is a mover of phosd's"
             below = "" if process is tree.root else f", below process {tree.root.pid}"
             raise Unsupported(
                 f"process {process.pid}{below}, {what}, which stands still for nobody",

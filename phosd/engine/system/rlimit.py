@@ -23,9 +23,10 @@ def allow_many_descriptors() -> None:
     """
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    room = _ROOM if most == resource.RLIM_INFINITY else min(most, _ROOM)
     null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        os.close(fcntl.fcntl(null, fcntl.F_DUPFD_CLOEXEC, min(most, _ROOM) - 1))
+        os.close(fcntl.fcntl(null, fcntl.F_DUPFD_CLOEXEC, room - 1))
     finally:
         os.close(null)
 

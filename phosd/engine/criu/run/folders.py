@@ -66,7 +66,7 @@ def readable(folder: Path, owner: Owner) -> Iterator[None]:
 
 def close_to_others(folder: Path) -> None:
     """Return an image's folder, which a restore lent to its owner's group, to root alone."""
-    for path in _of_criu(folder):
+    for path in (folder, *folder.rglob("*")):
         path.chmod(0o700 if path.is_dir() else 0o600)
         os.chown(path, 0, 0, follow_symlinks=False)
 
