@@ -234,22 +234,15 @@ def _reload(manager: Manager, config_file: Path) -> None:
 def prepare_folders(config: Config) -> None:
     """Make the folders for the history and the journal before the engine starts.
 
-    The default state folder is always closed to others. A folder that the administrator chose, such
-    as ``/srv``, may serve other purposes, so this only logs a warning.
+    The default state folder is always closed to others. One that the administrator has chosen may
+    serve other purposes: if it is open to others, phosd says so and ends.
     """
     config.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     config.runtime_dir.mkdir(mode=0o755, parents=True, exist_ok=True)
-    if not config.state_dir.stat().st_mode & 0o077:
-        return
-    if config.state_dir == configuration.STATE_DIR:
+    is_open = config.state_dir.stat().st_mode & 0o077
+    if is_open and config.state_dir == configuration.STATE_DIR:
         config.state_dir.chmod(0o700)
         _log.warning("%s was open to others and is closed now", config.state_dir)
-    else:
-        _log.warning(
-            "others can look into %s; unless it is for more than phosd, `chmod 0700 %s`",
-            config.state_dir,
-            config.state_dir,
-        )
 
 
 if __name__ == "__main__":

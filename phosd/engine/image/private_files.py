@@ -151,5 +151,5 @@ def _require(status: os.stat_result, name: str, *, directory: bool, lent: bool) 
         raise NotAuthorized(
             f"{name} is not a {'folder' if directory else 'file'} of user {os.geteuid()} alone:"
             " others own it or have access",
-            hint=f"if you trust its content, run `chown {os.geteuid()}` and `chmod go=` on it",
+            hint=f"if you trust its content: `chown {os.geteuid()} {name}; chmod go= {name}`",
         )

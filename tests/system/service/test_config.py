@@ -119,7 +119,7 @@ def test_only_the_default_file_may_be_missing(tmp_path: Path) -> None:
     assert phosd("--check-config").returncode == 0
 
 
-def test_the_usual_state_folder_is_closed_and_another_told_of(
+def test_the_usual_state_folder_is_closed_and_another_is_refused(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usual, chosen = tmp_path / "usual", tmp_path / "chosen"
@@ -130,9 +130,10 @@ def test_the_usual_state_folder_is_closed_and_another_told_of(
     for folder, mode in ((usual, 0o700), (chosen, 0o755), (tmp_path / "new", 0o700)):
         main.prepare_folders(Config(state_dir=folder, runtime_dir=tmp_path / "run"))
         assert folder.stat().st_mode & 0o777 == mode, folder
-    closed, open_ = (record.message for record in caplog.records)
+    (closed,) = (record.message for record in caplog.records)
     assert closed == f"{usual} was open to others and is closed now"
-    assert f"`chmod 0700 {chosen}`" in open_
+    done = phosd("--session", f"--state-dir={chosen}", f"--runtime-dir={tmp_path / 'run'}")
+    assert done.returncode != 0 and f"chmod go= {chosen}`" in done.stderr, done.stderr
 
 
 def test_every_mistake_is_told_with_file_line_and_key(tmp_path: Path) -> None:
