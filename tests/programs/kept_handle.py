@@ -3,6 +3,8 @@ for its expandable segments: the owner twice, the other one the descriptor that 
 
 By turns each imports the memory anew by what it kept, and works on that mapping, which must be the
 same memory as the one that it has had all the time.
+
+With ``PHOS_TEST_AHEAD`` each imports it long before it maps it.
 """
 
 import os
@@ -19,12 +21,15 @@ AGAIN = 3
 
 
 class Again:
-    """The memory behind a kept descriptor, mapped once more."""
+    """The memory behind a kept descriptor, imported once more, and mapped later."""
 
     def __init__(self, descriptor: int, size: int) -> None:
         self._size = size
         self._handle: Any = ok(driver.cuMemImportFromShareableHandle(descriptor, POSIX))
-        self.address = map_memory(self._handle, size)
+        self.address = 0
+
+    def map(self) -> None:
+        self.address = map_memory(self._handle, self._size)
 
     def end(self) -> None:
         ok(driver.cuMemUnmap(self.address, self._size))
@@ -32,11 +37,19 @@ class Again:
         ok(driver.cuMemRelease(self._handle))
 
 
+AHEAD = bool(os.environ.get("PHOS_TEST_AHEAD"))
+ahead: list[Again] = []
+"""What is imported, and not mapped yet."""
+
+
 def worked_on(descriptor: int, shared: int, size: int, step: int, device: Device) -> bytes:
     """What is in the memory after work on another mapping of it."""
+    if AHEAD and not ahead:
+        ahead.append(Again(descriptor, size))
     if step % AGAIN:
         return b""
-    again = Again(descriptor, size)
+    again = ahead.pop() if ahead else Again(descriptor, size)
+    again.map()
     device.advance(again.address + (step * WINDOW) % size, WINDOW, step)
     ok(driver.cuCtxSynchronize())
     found = read(shared + (step * WINDOW) % size, 64)

@@ -19,7 +19,7 @@ from phosd.engine.memory.handing_back import HeldBlock
 from phosd.engine.memory.visible_gpus import VisibleGpus
 from phosd.engine.mover.client.mover import Mover
 from phosd.engine.system.kcmp import same_file
-from phosd.errors import Internal
+from phosd.errors import Busy, Internal
 
 _WRITTEN = 32
 """One of so many equal chunks is expected to differ at the stop: the program runs on, and samples
@@ -53,7 +53,12 @@ class DeviceMemory:
         without a descriptor are left out; ``rehome`` gives them one.
         """
         self.watchers.watch_new(links)
+        unknown = []
         for link in links:
+            with self._lock:
+                if not self._take(link, link.list_blocks()):
+                    unknown.append(link)
+        for link in unknown:  # by now all have said what they have
             with self._lock:
                 self._take(link, link.list_blocks())
 
@@ -61,8 +66,9 @@ class DeviceMemory:
         """Export every block. The gates must be closed.
 
         Blocks that are imports after an unpark and have no descriptor are first copied into memory
-        that the process owns.
+        that the process owns. Raises :class:`Busy` for an import of which nothing is known yet.
         """
+        unknown = []
         for link in links:
             blocks = link.list_blocks()
             exported = {block_id for pid, block_id in self._exported if pid == link.pid}
@@ -76,7 +82,16 @@ class DeviceMemory:
                 link.rehome(strays)
                 blocks = link.list_blocks()
             with self._lock:
-                self._take(link, blocks)
+                if not self._take(link, blocks):
+                    unknown.append((link, blocks))
+        for link, blocks in unknown:
+            with self._lock:
+                if not self._take(link, blocks):
+                    raise Busy(
+                        f"process {link.pid} has imported device memory that nobody else has, and "
+                        "has not mapped it yet",
+                        hint="the program goes on; try again when it has mapped or released it",
+                    )
 
     def hold(self, link: HookLink, allocations: Mapping[int, Allocation]) -> None:
         """Add blocks of a process, by block id, that their movers have already."""
@@ -212,7 +227,10 @@ class DeviceMemory:
             self._release(list(self._exported))
             self._listed.clear()
 
-    def _take(self, link: HookLink, blocks: Sequence[HookBlock]) -> None:
+    def _take(self, link: HookLink, blocks: Sequence[HookBlock]) -> bool:
+        """Return whether all blocks were taken that can be: an import has no size before it is
+        mapped, and gets that of others' block that is the same memory, once that is known.
+        """
         self._keep_only(link.pid, blocks)
         self._release([(link.pid, block.id) for block in blocks if self._changed(link.pid, block)])
         for block in blocks:
@@ -227,6 +245,11 @@ class DeviceMemory:
         if wanted:
             self.adopted.adopt(self._export(link, wanted[0] - 1))
         self._listed[link.pid] = {block.id for block in blocks}
+        return all(
+            block.size or (link.pid, block.id) in self._exported
+            for block in blocks
+            if block.flags & BlockFlag.HAS_DESCRIPTOR
+        )
 
     def _keep_only(self, pid: int, blocks: Iterable[HookBlock]) -> None:
         alive = {(pid, block.id) for block in blocks}
@@ -240,7 +263,7 @@ class DeviceMemory:
         exported = self._exported.get((pid, block.id))
         return exported is not None and (
             exported.block.flags & SHARED != block.flags & SHARED
-            or exported.block.size != block.size
+            or exported.block.size != (block.size or exported.block.size)
         )
 
     def _freed(self, pid: int, runtime_dir: Path, ids: Sequence[int] | None) -> bool:
@@ -269,13 +292,17 @@ class DeviceMemory:
                 os.close(descriptor)
                 continue
             try:
-                fresh.append(self._register(link.pid, block, descriptor))
+                exported = self._register(link.pid, block, descriptor)
             except BaseException:
                 os.close(descriptor)
                 raise
+            if exported is not None:
+                fresh.append(exported)
+            else:
+                os.close(descriptor)
         return fresh
 
-    def _register(self, pid: int, block: HookBlock, descriptor: int) -> ExportedBlock:
+    def _register(self, pid: int, block: HookBlock, descriptor: int) -> ExportedBlock | None:
         gpu = self.gpus.of_block(pid, block)
         key = new_key()
         if block.flags & SHARED:
@@ -283,17 +310,34 @@ class DeviceMemory:
                 if other.block.flags & SHARED and same_file(other.descriptor, descriptor):
                     # What is in host memory is near another GPU for another process.
                     key, gpu = other.key, other.gpu
+                    block = replace(block, size=block.size or other.block.size)
                     break
+        if not block.size:
+            return None
         exported = ExportedBlock(pid, block, gpu, descriptor, key)
         self._exported[pid, block.id] = exported
         return exported
 
     def _hold(self, pid: int, block: HookBlock, allocation: Allocation) -> None:
+        if block.flags & SHARED:
+            block = self._sized(block, allocation.key)
         fd = os.dup(allocation.descriptor)
         self._exported[pid, block.id] = ExportedBlock(
             pid, block, allocation.gpu, fd, allocation.key
         )
         self.adopted.add(allocation)
+
+    def _sized(self, block: HookBlock, key: int) -> HookBlock:
+        """Return a block with the size of the memory of this key, if it is an import without one;
+        if others are, give them its size.
+        """
+        same = [each for each in self._exported.values() if each.key == key]
+        size = block.size or max((each.block.size for each in same), default=0)
+        for each in same:
+            if not each.block.size:
+                sized = replace(each, block=replace(each.block, size=size))
+                self._exported[each.pid, each.block.id] = sized
+        return replace(block, size=size)
 
     def _release(self, which: Iterable[tuple[int, int]]) -> None:
         gone = [self._exported.pop(k) for k in which]

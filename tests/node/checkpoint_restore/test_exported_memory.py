@@ -8,6 +8,8 @@ from phosd.engine.job.progress import Progress
 from phosd.engine.node.node import Node
 from phosd.engine.operations.checkpoint import CheckpointOptions, checkpoint, try_checkpoint
 from phosd.engine.operations.restore.rehearse import RehearseOptions, rehearse
+from phosd.engine.operations.resume import ResumeOptions, resume
+from phosd.engine.operations.suspend import SuspendOptions, suspend
 from phosd.engine.system import procfs
 from phosd.engine.system.cuda import is_software
 from phosd.errors import Reason, Unsupported
@@ -34,11 +36,13 @@ def device(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     device_files.pretend(place, monkeypatch)
 
 
+@pytest.mark.parametrize("ahead", [False, True])
 @pytest.mark.parametrize("mode", ["concurrent", "recopy", "stop"])
 def test_a_kept_descriptor_names_the_restored_memory(
-    node: Node, start: Starter, undisturbed: Undisturbed, mode: str
+    node: Node, start: Starter, undisturbed: Undisturbed, mode: str, ahead: bool
 ) -> None:
-    target = start("kept_handle")
+    """Also where it is imported, and not mapped yet: its size is what others have of it."""
+    target = start("kept_handle", extra={"PHOS_TEST_AHEAD": "1"} if ahead else {})
     manifest = run_cycle(node, target, mode, undisturbed)
     details = manifest.trees[0].details
     assert details is not None and len(details.device_memory) == 1
@@ -48,6 +52,16 @@ def test_a_kept_descriptor_names_the_restored_memory(
     target.kill()
     original = target.values()
     check(bring_back(node, target, again.id), original, undisturbed("kept_handle"))
+
+
+def test_it_is_suspended_before_it_maps_what_it_has_imported(
+    node: Node, start: Starter, undisturbed: Undisturbed
+) -> None:
+    target = start("kept_handle", extra={"PHOS_TEST_AHEAD": "1"})
+    target.wait_for_steps(3)
+    suspend(node, target.pid, SuspendOptions(), Progress())
+    resume(node, target.pid, ResumeOptions(), Progress())
+    computes_right(target, undisturbed)
 
 
 @pytest.mark.parametrize("which", POOLS)

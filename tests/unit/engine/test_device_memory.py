@@ -18,7 +18,7 @@ from phosd.engine.memory.parking import detached, parked
 from phosd.engine.system import procfs
 from phosd.engine.system.kcmp import same_file
 from phosd.engine.system.procfs import ProcessId
-from phosd.errors import Internal, PhosError, Timeout, Unsupported
+from phosd.errors import Busy, Internal, PhosError, Timeout, Unsupported
 from tests.support.fake_hook import open_files
 
 HAS, OUT, IN = BlockFlag.HAS_DESCRIPTOR, BlockFlag.EXPORTED, BlockFlag.IMPORTED
@@ -245,6 +245,42 @@ def test_an_import_that_is_mapped_after_it_was_taken(bench: Bench) -> None:
     assert [exported.block.size for exported in bench.memory.all()] == [SIZE]
     assert [*bench.movers[0].keys.values()] == [SIZE]
     bench.memory.close()
+
+
+@pytest.mark.parametrize("exporter_first", [False, True])
+def test_an_import_that_was_never_mapped(bench: Bench, exporter_first: bool) -> None:
+    """It has no size of its own: it is as large as the memory is for others."""
+    owner, peer = Link(1 if exporter_first else 2), Link(2 if exporter_first else 1)
+    peer.add(1, HAS | IN, owner.add(1, HAS | OUT))
+    peer.sizes[1] = 0
+    for take in (bench.take, lambda *links: bench.memory.take_all(hooks(*links))):
+        for links in ((owner, peer), (peer, owner)):
+            take(*links)
+            assert [each.block.size for each in bench.memory.all()] == [SIZE, SIZE]
+            assert len({each.key for each in bench.memory.all()}) == 1
+            assert [*bench.movers[0].keys.values()] == [SIZE]
+            assert not bench.memory.not_held(1) | bench.memory.not_held(2)
+    before = {each.key for each in bench.memory.all()}
+    peer.sizes[1] = SIZE
+    bench.take(peer, owner)
+    assert {each.key for each in bench.memory.all()} == before, "it was mapped meanwhile"
+    bench.memory.close()
+    assert bench.empty() and held_files(bench, owner, peer) == 0
+
+
+def test_an_import_that_nobody_else_has_and_that_was_never_mapped(bench: Bench) -> None:
+    link = Link(1)
+    link.add(1, HAS | IN)
+    link.sizes[1] = 0
+    bench.take(link)
+    assert bench.memory.not_held(1) == {1}
+    with pytest.raises(Busy, match="process 1 has imported device memory that nobody else has"):
+        bench.memory.take_all(hooks(link))
+    link.sizes[1] = SIZE
+    bench.memory.take_all(hooks(link))
+    assert [each.block.size for each in bench.memory.all()] == [SIZE]
+    bench.memory.close()
+    assert bench.empty() and held_files(bench, link) == 0
 
 
 def test_a_block_that_is_mapped_elsewhere_after_it_was_taken(bench: Bench) -> None:
