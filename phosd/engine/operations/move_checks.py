@@ -54,7 +54,7 @@ def require_alone(
     others the driver ends them if one waits for another, or takes seconds (hazard 47).
     """
     for pid, gpu in users_of(gpus).items():
-        if pid not in own and not is_mover(pid):
+        if pid not in own and not is_mover(pid, ended=True):  # since NVML saw it
             raise Unsupported(
                 f"{procfs.describe(pid)} uses GPU {gpu}, too: beside others, {who} would be ended "
                 "after it, since a GPU no longer interrupts kernels of theirs",
