@@ -54,12 +54,13 @@ def test_a_program_is_saved_ended_and_restored(bus: str, tmp_path: Path) -> None
             wait_until(lambda: len(parse(output.read_bytes())) > 3, "the program to compute")
             done = run(bus, "bert")
             assert done.returncode == 0, done.stdout + done.stderr
-            assert f"process {pid} goes on from there" in done.stdout
+            saved, pid = pid, int(done.stdout.splitlines()[-1].split()[1])
+            assert done.stdout.endswith(f"process {pid} goes on from there\n")
             assert alive(pid)
             position = output.stat().st_size
             wait_until(lambda: len(parse(output.read_bytes()[position:])) > 5, "it to compute on")
             listed = run(bus).stdout
-            assert f"{pid:>8}  hooked" in listed and f"of process {pid}, " in listed
+            assert f"{pid:>8}  hooked" in listed and f"of process {saved}, " in listed
             computed = output.read_bytes()
             steps = parse(computed)
             wait_until(lambda: parse(expected.read_bytes()).keys() >= steps.keys(), "as many steps")
