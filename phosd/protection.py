@@ -126,7 +126,7 @@ def ended(
     """Return the programs that a schedule saved last, and that run no more, the last first: nobody
     knows whether they have done their work. ``now`` in seconds since the epoch.
     """
-    running = {(each.user, each.name or f"/{each.pid}") for each in processes}
+    alive = {(each.user, each.name or f"/{each.pid}") for each in processes}
     by_id = {image.id: image for image in images}
     newest = dict[tuple[int, str], tuple[Image, Job]]()
     for job in sorted(jobs, key=lambda each: each.number):
@@ -146,9 +146,14 @@ def ended(
             trouble=None,
         )
         for key, (image, job) in newest.items()
-        if job.scheduled and key not in running and now - (image.created or 0.0) < TOLD
+        if job.scheduled and key not in alive and now - (image.created or 0.0) < TOLD
     ]
     return sorted(found, key=lambda each: each.image.created or 0.0 if each.image else 0.0)[::-1]
+
+
+def running(found: Iterable[Program]) -> int:
+    """Return how many of the programs have not ended."""
+    return sum(bool(each.processes) for each in found)
 
 
 def _groups(processes: Iterable[Process]) -> Iterable[Sequence[Process]]:

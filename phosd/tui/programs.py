@@ -49,11 +49,6 @@ class Programs:
         self.urgency = {path: number for number, path in enumerate(self.of)}
         return True
 
-    @property
-    def running(self) -> int:
-        """How many of them have not ended."""
-        return sum(bool(each.processes) for each in self.all)
-
 
 def _basis(node: Node) -> object:
     """Return what tells whether something has changed on which the judgement depends."""

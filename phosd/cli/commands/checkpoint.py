@@ -99,13 +99,7 @@ def checkpoint(
 
     Ctrl-C cancels, with --every for good; the program goes on in any case, unless it was ended.
     """
-    if end and hold:
-        raise click.UsageError("a program that is to --end cannot --hold, too; give one of them")
-    given["then"] = "end" if end else "hold" if hold else None
-    _require_possible(given)
-    wanted = {name: value for name, value in given.items() if value is not None}
-    if wanted["parent"] not in ("", "auto"):
-        wanted["parent"] = resolve(settings, wanted["parent"])
+    wanted = _wanted(settings, given, end=end, hold=hold)
     if dry_run:
         from phosd.cli.dry_run import tell_checks
 
@@ -131,7 +125,7 @@ def checkpoint(
         for note in job["Notes"]:
             settings.note(note)
         settings.note(f"saved in {summary(job)} (mode {job['Mode']})")
-        if given["then"] == "end":
+        if end:
             settings.note(f"process {pid} has ended; `phos restore {job['Result']}` continues it")
         settings.say(job["Result"])
     if every:
@@ -139,6 +133,22 @@ def checkpoint(
             settings,
             f"again every {duration_text(every)}; `phos checkpoint {pid} --every off` ends that",
         )
+
+
+def _wanted(
+    settings: Settings, given: Mapping[str, Any], *, end: bool, hold: bool
+) -> dict[str, Any]:
+    """Return the options that were ``given`` by their names on D-Bus. Raises
+    :class:`click.UsageError`.
+    """
+    if end and hold:
+        raise click.UsageError("a program that is to --end cannot --hold, too; give one of them")
+    all_given = {**given, "then": "end" if end else "hold" if hold else None}
+    _require_possible(all_given)
+    wanted = {name: value for name, value in all_given.items() if value is not None}
+    if wanted["parent"] not in ("", "auto"):
+        wanted["parent"] = resolve(settings, wanted["parent"])
+    return wanted
 
 
 def _require_possible(given: Mapping[str, Any]) -> None:

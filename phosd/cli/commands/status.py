@@ -19,7 +19,7 @@ from phosd.client.times import time_text
 from phosd.client.users import user_name
 from phosd.errors import Internal
 from phosd.interface.methods import GPU, PROCESS
-from phosd.protection import Program, Protection, ended, programs
+from phosd.protection import Program, Protection, ended, programs, running
 from phosd.units import duration_text
 
 
@@ -49,14 +49,7 @@ def status(settings: Settings) -> None:
     """
     found, unreachable = _everything(settings)
     now = time.time()
-    known = records_of(found, user_name).values()
-    records = (
-        [each for each in known if isinstance(each, Process) and _is_told(each, found)],
-        [each for each in known if isinstance(each, Image)],
-        [each for each in known if isinstance(each, Job)],
-        now,
-    )
-    all_programs = [*programs(*records), *ended(*records)]
+    all_programs = _judged(found, now)
     if not settings.json:
         _summarise(settings, all_programs, found)
     settings.rows(
@@ -97,6 +90,18 @@ def _everything(settings: Settings) -> tuple[Managed, str]:
         return managed(settings, "ListProcesses", "ListJobs", "ListGPUs"), error.text
 
 
+def _judged(found: Managed, now: float) -> list[Program]:
+    """Return the programs of which we may know, those that need somebody first."""
+    known = records_of(found, user_name).values()
+    records = (
+        [each for each in known if isinstance(each, Process) and _is_told(each, found)],
+        [each for each in known if isinstance(each, Image)],
+        [each for each in known if isinstance(each, Job)],
+        now,
+    )
+    return [*programs(*records), *ended(*records)]
+
+
 def _is_told(process: Process, found: Managed) -> bool:
     """Return whether we may know of its images: it is ours, or we are root."""
     return "LastImage" in found.at(process.path, PROCESS)
@@ -106,12 +111,11 @@ def _summarise(settings: Settings, found: list[Program], managed: Managed) -> No
     """Print the node in few words."""
     counts = Counter(each.protection for each in found)
     parts = ", ".join(f"{counts[each]} {each}" for each in Protection if counts[each])
-    running = sum(bool(each.processes) for each in found)
     gpus = managed.of(GPU)
     used, total = (sum(gpu[name] for gpu in gpus) for name in ("MemoryUsed", "MemoryTotal"))
     settings.facts(
         {
-            "programs": f"{running}: {parts}" if found else "none",
+            "programs": f"{running(found)}: {parts}" if found else "none",
             "gpus": f"{len(gpus)}, {human_bytes(used)} of {human_bytes(total)} used",
             "disk": _disk(Storage(*call(settings, "GetStorage"))),
         }

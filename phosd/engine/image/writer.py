@@ -214,8 +214,7 @@ class ImageWriter:
                     raise Internal(f"{Path(here, name)} is a link", hint="CRIU makes none")
         with private_files.space_errors(str(root)), ThreadPoolExecutor(_SYNC_THREADS) as pool:
             digests = tuple(pool.map(lambda path: _seal_file(path, root), sorted(found)))
-        if once:
-            alike = [file for file in digests if file.path.startswith(f"{once}/")]
+        if alike := [file for file in digests if once and file.path.startswith(f"{once}/")]:
             link_equal(root, alike, self._earlier(once))
         for here, _, _ in os.walk(root, topdown=False):
             private_files.sync_folder(Path(here))

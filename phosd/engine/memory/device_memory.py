@@ -310,8 +310,8 @@ class DeviceMemory:
                 if other.block.flags & SHARED and same_file(other.descriptor, descriptor):
                     # What is in host memory is near another GPU for another process.
                     key, gpu = other.key, other.gpu
-                    block = replace(block, size=block.size or other.block.size)
                     break
+            block = self._sized(block, key)
         if not block.size:
             return None
         exported = ExportedBlock(pid, block, gpu, descriptor, key)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from textual.app import ComposeResult
 from textual.widgets import Static
 
-from phosd.protection import Protection
+from phosd.protection import Protection, running
 from phosd.tui.actions import bindings
 from phosd.tui.node import Contact, Node
 from phosd.tui.programs import Programs, headline
@@ -113,8 +113,8 @@ def _columns() -> list[Column[NodeRow]]:
         Column("NODE", 12, lambda row: plain(row.node.name), lambda row: row.node.name, grow=20),
         Column("PHOSD", 9, _contact, lambda row: row.node.contact.value, rank=2),
         Column("PROTECTED", 30, _protection, _needs, grow=20),
-        Column("PROGRAMS", 8, _number(lambda row: row.programs.running),
-               lambda row: row.programs.running, right=True, rank=6),
+        Column("PROGRAMS", 8, _number(lambda row: running(row.programs.all)),
+               lambda row: running(row.programs.all), right=True, rank=6),
         Column("GPUS", 4, _number(lambda row: len(row.node.gpus)), lambda row: len(row.node.gpus),
                right=True, rank=5),
         Column("LOAD", 5, _load, _load, right=True, rank=3),

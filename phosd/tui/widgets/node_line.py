@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from rich.text import Text
 
 from phosd.client.storage import Storage
-from phosd.protection import Program
+from phosd.protection import Program, running
 from phosd.tui.node import Node
 from phosd.tui.programs import headline
 from phosd.tui.text import human_bytes
@@ -48,8 +48,8 @@ def _programs(node: Node, programs: Sequence[Program]) -> list[Text]:
     parts = [Text(f"{gpus} GPU{'s' * (gpus != 1)}", "bold")] if gpus else []
     if not programs:
         return [*parts, Text("no programs", "dim")]
-    running = sum(bool(each.processes) for each in programs)
-    count = Text(f"{running} program{'s' * (running != 1)}:", "bold")
+    number = running(programs)
+    count = Text(f"{number} program{'s' * (number != 1)}:", "bold")
     found = [Text(text, STYLES.get(tone, "")) for text, tone in headline(programs)]
     return [*parts, Text("  ").join([count, *found])]
 
