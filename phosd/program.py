@@ -20,6 +20,7 @@ import ctypes
 import fcntl
 import functools
 import os
+import re
 import threading
 import time
 import warnings
@@ -53,6 +54,8 @@ _FAILED, _NOTHING, _SAVED, _RESTORED, _STOPPED, _WAITING = -1, 0, 1, 2, 3, 4
 _SLICE = 1000
 """Milliseconds after which a wait comes back to Python, which runs signal handlers only there."""
 
+_NAME = re.compile(r"(?!latest$)[A-Za-z][A-Za-z0-9._-]{0,62}")
+"""What an image may be called, as in phosd/engine/image/name.py."""
 _KEPT = "phos-keep-files"
 """Name of the file in memory in which phosd looks for what was said: each name, and a zero byte."""
 
@@ -80,6 +83,11 @@ def checkpoint(*, then: Then = "run", name: str = "") -> Checkpointed | None:
     """
     if then not in _THENS:
         raise ValueError(f"then={then!r} is not possible; give one of {', '.join(_THENS)}")
+    if name and not _NAME.fullmatch(name):  # before the callables run for nothing
+        raise CheckpointFailed(
+            f"InvalidOption: {name!r} cannot be an image's name; a name is a letter, then letters, "
+            "digits and '.', '_' or '-', at most 63 in all, and not latest"
+        )
     outcome = _take_part(_ASKS, then, name)
     return "saved" if outcome == _SAVED else "restored" if outcome == _RESTORED else None
 
@@ -326,7 +334,7 @@ def _begin(hook: _Hook, kind: int, then: int, name: str) -> int:
             "Unsupported: this program was started by a phosd without names of images; start it "
             "anew, or give no name"
         )
-    return hook.begin_named(kind, then, name.replace("\0", "?").encode(errors="replace"))
+    return hook.begin_named(kind, then, name.encode())
 
 
 def _wait(hook: _Hook, kind: int, then: str, name: str, begun: Callback = lambda: None) -> int:

@@ -9,7 +9,7 @@ from phosd.bus.connection import (
     Server,
 )
 from phosd.bus.dbus import MAX_ARGUMENTS, Call, NoBusError, Signal, Variant, complete_types, plain
-from phosd.bus.values import ROOT, clean, is_path, path_of, variants
+from phosd.bus.values import ROOT, clean, is_path, key_of, path_of, variants
 
 __all__ = [
     "ERROR_PREFIX",
@@ -27,6 +27,7 @@ __all__ = [
     "clean",
     "complete_types",
     "is_path",
+    "key_of",
     "path_of",
     "plain",
     "variants",

@@ -1,11 +1,13 @@
 """Convert values, names and paths for D-Bus."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from phosd.bus.dbus import Variant, is_object_path_valid
 
 ROOT = "/org/phos"
+_ESCAPED = re.compile("_([0-9a-f]{2})")
 
 
 def clean(value: Any) -> Any:
@@ -30,6 +32,11 @@ def path_of(kind: str, key: str) -> str:
     return f"{ROOT}/{kind}/{escaped}"
 
 
+def key_of(path: str) -> str:
+    """Return the key for which :func:`path_of` has made the path."""
+    return _ESCAPED.sub(lambda found: chr(int(found[1], 16)), path.rpartition("/")[2])
+
+
 def is_path(text: str) -> bool:
     """Whether the text is a well-formed object path."""
     return bool(is_object_path_valid(text))
@@ -37,5 +44,15 @@ def is_path(text: str) -> bool:
 
 def variants(values: Mapping[str, bool | int | float | str]) -> dict[str, Variant]:
     """Return plain values as an ``a{sv}``, with signature b, x, d or s by type."""
-    signatures = {bool: "b", int: "x", float: "d", str: "s"}
-    return {key: Variant(signatures[type(value)], value) for key, value in values.items()}
+    return {key: Variant(_signature(value), value) for key, value in values.items()}
+
+
+def _signature(value: bool | int | float | str) -> str:
+    match value:
+        case bool():
+            return "b"
+        case int():
+            return "x"
+        case float():
+            return "d"
+    return "s"

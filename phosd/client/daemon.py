@@ -5,7 +5,8 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
-from phosd.bus import NAME, ROOT, CallError, Connection, Signal, variants
+from phosd.bus import NAME, ROOT, CallError, Connection, Signal
+from phosd.client.arguments import spelled
 from phosd.errors import NoDaemon
 from phosd.interface.manager import MANAGER
 from phosd.interface.methods import GPU, JOB
@@ -38,13 +39,6 @@ News = asyncio.Queue[Signal]
 def job_path(number: int) -> str:
     """Return the path of a job."""
     return f"{ROOT}/job/_{number}"
-
-
-def spelled(stated: Interface, member: str, /, *args: Any, **options: Any) -> tuple[Any, ...]:
-    """Return the interface, the name, the signature and the arguments of a call."""
-    method = stated.method(member)
-    given = (variants(options),) if method.options is not None else ()
-    return (stated.name, member, method.signature, *args, *given)
 
 
 class Managed(dict[str, dict[str, Properties]]):

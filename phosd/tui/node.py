@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from phosd.bus import ROOT
-from phosd.client.daemon import spelled
+from phosd.client.arguments import spelled
 from phosd.client.errors import CommandError
 from phosd.client.past import past_job
 from phosd.client.records import Gpu, Image, Job, Manager, Process, Record

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from xml.etree import ElementTree
 
-from phosd.bus import ROOT, Call, CallError, Connection, Variant
+from phosd.bus import ROOT, Call, CallError, Connection, Variant, key_of
 from phosd.errors import NotAuthorized
 from phosd.interface.model import Interface, Method
 from phosd.service.dbus.call_queue import CallQueue
@@ -137,7 +137,8 @@ class ObjectTree:
             if published is None:
                 raise CallError(
                     f"{_ERROR}.UnknownObject",
-                    f"there is no object {call.path}; it may be gone, GetManagedObjects lists all",
+                    f"there is no {_name_of(call.path)}; it may be gone, "
+                    "GetManagedObjects lists all",
                 )
             if call.interface == PROPERTIES:
                 method = _method(call, *STANDARD)
@@ -176,7 +177,8 @@ class ObjectTree:
     async def _require_open(self, path: str, published: Published, caller: Caller) -> None:
         if not published.open_to(caller) and not await self._inspects(caller):
             raise NotAuthorized(
-                f"{path} belongs to uid {published.owner}", hint="ask as its owner or as root"
+                f"{_name_of(path)} belongs to uid {published.owner}",
+                hint="ask as its owner or as root",
             )
 
     async def _seen(self, caller: Caller) -> dict[str, Published]:
@@ -208,6 +210,16 @@ class ObjectTree:
         for child in sorted(below):
             ElementTree.SubElement(node, "node", name=child)
         return ElementTree.tostring(node, encoding="unicode")
+
+
+def _name_of(path: str) -> str:
+    """Return what users call an object: ``job 7``, ``process 4711``, ``image train-3``."""
+    kind, _, key = path.removeprefix(f"{ROOT}/").partition("/")
+    if not key:
+        return f"object {path}"
+    if key.startswith("_"):  # the number of a job; the pid of a process, with its start behind it
+        return f"{kind} {key[1:].partition('_')[0]}"
+    return f"{kind} {key_of(path)}"
 
 
 def _method(call: Call, *interfaces: Interface) -> Method:

@@ -39,6 +39,8 @@ _KINDS: Mapping[type[msgspec.inspect.Type], str] = {
 _DECLARED = "_dbus_method"
 _NO_CHOICE = re.compile(r"Invalid enum value (.+) - at `\$\.(\w+)`", re.DOTALL)
 """What msgspec says of a word that is none of an option's."""
+_NO_VALUE = re.compile(r"Expected (.+) - at `\$\.(\w+)`")
+"""What it says of a value of another type, or that is too large or too small."""
 
 Run = Callable[..., Awaitable[list[Any]]]
 """Takes the caller, the object and the arguments of a call, and returns the values of the reply."""
@@ -176,6 +178,7 @@ def parse_options(values: Any, kind: type[_Struct]) -> _Struct:
             ) from None
         names = ", ".join(kind.__struct_fields__) or "none"
         text = str(error).replace("Object contains unknown field", "there is no option")
+        text = _NO_VALUE.sub(r"\2 has to be \1", text)
         raise InvalidOption(text, hint=f"the options of this call are: {names}") from None
 
 

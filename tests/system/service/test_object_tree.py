@@ -141,13 +141,15 @@ def test_what_belongs_to_others_is_not_listed_read_or_named(service: Service) ->
         seen = set(re.findall("/org[/\\w]*", busctl(service.address, *call, uid=STRANGER)))
         assert GPU_PATH in seen
         assert not {PROCESS, image, job} & seen
-    for path, interface in ((PROCESS, "Process1"), (image, "Image1"), (job, "Job1")):
+    named = (f"process {os.getpid()}", "image i", f"job {job.rpartition('_')[2]}")
+    interfaces = ((PROCESS, "Process1"), (image, "Image1"), (job, "Job1"))
+    for what, (path, interface) in zip(named, interfaces, strict=True):
         read = ("call", "org.phos", path, PROPERTIES, "GetAll", "s", f"org.phos.{interface}")
         assert "password" in busctl(service.address, *read) or path != PROCESS
-        with pytest.raises(RuntimeError, match=f"{path} belongs to uid"):
+        with pytest.raises(RuntimeError, match=f"{what} belongs to uid"):
             busctl(service.address, *read, uid=STRANGER)
         name = busctl(service.address, *read).split('"')[1]
-        with pytest.raises(RuntimeError, match=f"{path} belongs to uid"):
+        with pytest.raises(RuntimeError, match=f"{what} belongs to uid"):
             service.get(path, interface, name, uid=STRANGER)
     with pytest.raises(RuntimeError, match="belongs to uid 1"):
         service.call("GetProcess", "u", os.getpid(), uid=STRANGER)
@@ -206,7 +208,7 @@ def test_comings_and_goings_are_announced_without_private_things(service: Servic
         ),
         ((ROOT, PROPERTIES, "Set", "ssv", MANAGER, "Version", "s", "2"), "cannot be set"),
         ((ROOT, PROPERTIES, "Get", "s", MANAGER), "Get takes 'ss'"),
-        (("/org/phos/job/_99", PROPERTIES, "GetAll", "s", ""), "no object /org/phos/job/_99"),
+        (("/org/phos/job/_99", PROPERTIES, "GetAll", "s", ""), "there is no job 99"),
         ((ROOT, "org.phos.Job1", "Cancel", "a{sv}", "0"), "has no method org.phos.Job1.Cancel"),
     ],
 )

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from phosd import program
+from phosd.engine.image.name import may_be_given
 from phosd.engine.program.declared import declared_patterns
 
 NOTHING, SAVED, RESTORED, STOPPED, WAITING, FAILED = 0, 1, 2, 3, 4, -1
@@ -111,12 +112,27 @@ def test_callables_run_around_a_checkpoint(hook: Hook, calls: list[str]) -> None
 
 
 def test_an_image_has_the_name_that_is_asked_for(hook: Hook) -> None:
-    hook.outcomes = [SAVED, SAVED]
+    hook.outcomes = [SAVED]
     assert program.checkpoint(name="best") == "saved"
-    assert program.checkpoint(name="no\0end") == "saved"
-    assert hook.names == [b"best", b"no?end"]
+    assert hook.names == [b"best"]
     assert program.checkpoint() is None
-    assert len(hook.names) == 2
+    assert len(hook.names) == 1
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["latest", "7", "no\0end", "a b", "x" * 64, "latest\n", "fin\n", "é", "latest.1", "a-b_c"],
+)
+def test_nothing_runs_for_a_name_that_no_image_can_have(
+    hook: Hook, calls: list[str], name: str
+) -> None:
+    if may_be_given(name):
+        assert program.checkpoint(name=name) is None
+        return
+    with pytest.raises(program.CheckpointFailed, match="cannot be an image's name") as raised:
+        program.checkpoint(name=name)
+    assert raised.value.name == "InvalidOption"
+    assert calls == []
 
 
 def test_a_hook_without_names_is_told_apart(hook: Hook, calls: list[str]) -> None:

@@ -103,10 +103,10 @@ def test_what_is_said_is_told() -> None:
     [
         ("Drop", {"size": 1}, "there is no option .size.*the options of this call are: none"),
         ("Make", {"taste": 1}, "there is no option .taste.*are: size, colour, share"),
-        ("Make", {"size": "1"}, "Expected `int`, got `str`"),
-        ("Make", {"size": True}, "Expected `int`, got `bool`"),
-        ("Make", {"size": 10}, "Expected `int` <= 9"),
-        ("Make", {"share": float("nan")}, "Expected `float`"),
+        ("Make", {"size": "1"}, "has to be `int`, got `str`"),
+        ("Make", {"size": True}, "has to be `int`, got `bool`"),
+        ("Make", {"size": 10}, "has to be `int` <= 9"),
+        ("Make", {"share": float("nan")}, "has to be `float`"),
         ("Make", {"colour": "green"}, "'green' is no colour; colour is one of: blue, red"),
     ],
 )
