@@ -142,6 +142,8 @@ def describe(job: Properties) -> dict[str, Any]:
         "job": job["Number"],
         "operation": job["Operation"],
         "target": job["Target"],
+        "name": job.get("Name") or None,
+        "within": job.get("Within") or None,
         "state": job["State"],
         "position": job["Position"] or None,
         "phase": job["Phase"],

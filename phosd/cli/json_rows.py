@@ -217,6 +217,8 @@ class JobRow(TypedDict):
     job: int
     operation: str
     target: str
+    name: str | None
+    within: str | None
     state: str
     position: int | None
     phase: str
@@ -285,6 +287,7 @@ class ImageRow(TypedDict):
     output: list[str]
     name: str | None
     number: int | None
+    within: str | None
     note: str | None
 
 
@@ -344,6 +347,8 @@ class PastJobRow(TypedDict):
     id: int
     operation: NotRequired[str]
     target: NotRequired[str]
+    name: NotRequired[str]
+    within: NotRequired[str]
     owner: NotRequired[int]
     state: NotRequired[str]
     started: NotRequired[float]

@@ -16,15 +16,15 @@ def table(
 ) -> Table:
     """Return a table of ``columns`` (by heading, the texts of all rows) for ``width`` cells.
 
-    If it is too wide, the columns in ``spare`` are left out, from the first. The last column is
-    folded, or with ``cut`` cut to a line. If the rest still does not fit, each row is shown as
-    lines of their own, one for each column.
+    If it is too wide, its columns that are in ``spare`` are left out, from the first. The last
+    column is folded, or with ``cut`` cut to a line. If the rest still does not fit, each row is
+    shown as lines of their own, one for each column.
     """
     shown = dict(columns)
     for heading in spare:
         if _least_width(shown) <= width:
             break
-        del shown[heading]
+        shown.pop(heading, None)
     least = _least_width(shown)
     if least > width:
         return _upright(shown)

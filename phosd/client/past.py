@@ -46,6 +46,8 @@ def past_job(row: Mapping[str, Any]) -> Job:
         number=number,
         operation=values.text("operation"),
         target=values.text("target"),
+        name=values.text("name"),
+        within=values.text("within"),
         owner=values.whole("owner"),
         owner_name=values.user("owner"),
         state=values.text("state"),

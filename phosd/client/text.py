@@ -5,9 +5,12 @@ from collections.abc import Mapping
 from phosd.plain_text import plain
 from phosd.units import age_text, human_bytes
 
-__all__ = ["NO_GPU", "container_text", "figure", "human_bytes", "plain", "rate"]
+__all__ = ["NO_GPU", "WITHIN", "container_text", "figure", "human_bytes", "plain", "rate"]
 
 NO_GPU = "phosd sees no GPU; `phos doctor` says what is missing"
+
+WITHIN = "POD OR JOB"
+"""Heading of what a program is in."""
 
 
 def rate(value: float | None) -> str:

@@ -200,6 +200,13 @@ class Image:
         "Its number among the owner's images with this name: `NAME@NUMBER`.",
         constant=True,
     )
+    within: str = prop(
+        "Within",
+        "s",
+        "The pod, Slurm job or container that the program was in; empty: in none.",
+        private=True,
+        constant=True,
+    )
     note: str = prop("Note", "s", "What its owner has written of it; empty: nothing.", private=True)
     rehearsed: float | None = prop(
         "Rehearsed", "t", "When its restore was rehearsed last; 0: never.", empty=None
@@ -247,6 +254,16 @@ class Job:
         "s",
         "The pid, or the id of the image, that it is about; of a swap both pids, the leaving one "
         "first.",
+        private=True,
+        constant=True,
+    )
+    name: str = prop(
+        "Name", "s", "The name of the program; empty: it has none.", private=True, constant=True
+    )
+    within: str = prop(
+        "Within",
+        "s",
+        "The pod, Slurm job or container that the program is in; empty: in none.",
         private=True,
         constant=True,
     )

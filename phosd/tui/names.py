@@ -41,7 +41,7 @@ def target_name(job: Job, node: Node, known: Mapping[str, str] | None = None) ->
     ``known`` are names by pid; without, the processes are asked that run now.
     """
     names = [_name(target, job, node, known) for target in job.targets]
-    return " ".join(plain(name) for name in names if name)
+    return " ".join(plain(name) for name in names if name) or plain(job.name)
 
 
 def _name(target: str, job: Job, node: Node, known: Mapping[str, str] | None) -> str:

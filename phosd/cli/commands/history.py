@@ -7,10 +7,10 @@ import click
 from phosd.cli import options
 from phosd.cli.client import call
 from phosd.cli.command import command
-from phosd.cli.commands.jobs import mode, outcome, seconds
+from phosd.cli.commands.jobs import called, mode, outcome, seconds
 from phosd.cli.settings import Settings
 from phosd.client.rows import first_page, next_page, unpacked
-from phosd.client.text import rate
+from phosd.client.text import WITHIN, rate
 from phosd.client.times import local_time, moment, time_text
 from phosd.client.users import of_yours
 
@@ -66,6 +66,7 @@ def history(settings: Settings, **filters: Any) -> None:
             "STARTED": lambda row: local_time(time_text(int(row["started"] * 1e6))),
             "OPERATION": lambda row: row["operation"],
             "TARGET": lambda row: row["target"],
+            **called(rows),
             "STATE": lambda row: row["state"],
             "MODE": mode,
             "STOP": lambda row: seconds(row.get("stop_seconds")),
@@ -73,7 +74,7 @@ def history(settings: Settings, **filters: Any) -> None:
             "WRONG": lambda row: str(row.get("wrong_guesses") or ""),
             "RESULT": lambda row: (row.get("message") or outcome(row), _because(row)),
         },
-        spare=("WRONG", "DRAIN", "MODE", "STOP", "STARTED", "OPERATION"),
+        spare=("WRONG", "DRAIN", "MODE", WITHIN, "STOP", "STARTED", "OPERATION"),
         empty=f"there is no such job{of_yours()} in the history"
         if len(wanted) > 1
         else f"there was no job{of_yours()} yet; `phos checkpoint PID` would be one",

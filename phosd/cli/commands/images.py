@@ -13,7 +13,7 @@ from phosd.cli.command import command
 from phosd.cli.names import resolve
 from phosd.cli.run_command.crashes import MOST, SOON
 from phosd.cli.settings import Settings
-from phosd.client.text import human_bytes
+from phosd.client.text import WITHIN, human_bytes
 from phosd.client.times import local_time, time_text
 from phosd.client.users import of_yours, user_name
 from phosd.interface.methods import IMAGE
@@ -50,13 +50,14 @@ def images(settings: Settings, image: str | None) -> None:
     noted = any(row["note"] for row in rows)
     rehearsed = any(row["rehearsed"] is not None for row in rows)
     least = ["SHARED", "VERIFIED", "MODE", "STORED", "STATE", "SIZE"]
-    least += ["REHEARSED"] * rehearsed + ["NOTE"] * noted
+    least += ["REHEARSED"] * rehearsed + [WITHIN] + ["NOTE"] * noted
     settings.rows(
         sorted(rows, key=lambda row: str(row["id"])),
         {
             "IMAGE": lambda row: row["id"],
             **({"NAME": _name} if any(row["name"] for row in rows) else {}),
             "CREATED": lambda row: local_time(row["created"])[:_TO_THE_MINUTE],
+            **({WITHIN: _within} if any(row["within"] for row in rows) else {}),
             "OWNER": lambda row: row["owner_name"],
             "PID": lambda row: str(row["pid"]),
             "SIZE": lambda row: human_bytes(row["total_bytes"]),
@@ -92,6 +93,7 @@ def _show(settings: Settings, image: str) -> None:
             "name": _name(row),
             "created": local_time(row["created"]),
             "program": f"{row['pid']} of {row['owner_name']}: {shlex.join(row['command'])}",
+            "in": _within(row),
             "mode": f"{row['mode']}: {row['why']}" if row["why"] else row["mode"],
             "stopped": f"{row['stop_seconds']:.2f} s",
             "size": human_bytes(row["total_bytes"]),
@@ -214,6 +216,10 @@ def _note(row: dict[str, Any]) -> str:
     return row["note"] or ""
 
 
+def _within(row: dict[str, Any]) -> str:
+    return row["within"] or ""
+
+
 def _short_note(row: dict[str, Any]) -> str:
     note = _note(row)
     return note if len(note) <= _NOTE else f"{note[: _NOTE - 1]}…"
@@ -263,6 +269,7 @@ def _row(image: dict[str, Any]) -> dict[str, Any]:
         "output": image.get("Output", []),
         "name": image.get("Name") or None,
         "number": image.get("Number") or None,
+        "within": image.get("Within") or None,
         "note": image.get("Note") or None,
         "rehearsed": time_text(image["Rehearsed"]) if image.get("Rehearsed") else None,
         "rehearsal_error": image.get("RehearsalError") or None,

@@ -1,5 +1,6 @@
 """Implement ``phos jobs``: list, show and cancel jobs."""
 
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -12,7 +13,7 @@ from phosd.cli.commands.migrate import gpus
 from phosd.cli.job import describe
 from phosd.cli.settings import Settings
 from phosd.client.daemon import Properties, job_path
-from phosd.client.text import figure, human_bytes, rate
+from phosd.client.text import WITHIN, figure, human_bytes, rate
 from phosd.client.times import local_time, time_text
 from phosd.client.users import of_yours
 from phosd.interface.methods import JOB
@@ -48,6 +49,7 @@ def jobs(settings: Settings, job: int | None, cancel: int | None) -> None:
             "JOB": lambda row: str(row["job"]),
             "OPERATION": lambda row: row["operation"],
             "TARGET": lambda row: row["target"],
+            **called(rows),
             "STATE": state,
             "PHASE": lambda row: row["phase"],
             "DONE": lambda row: "" if row["progress"] is None else f"{row['progress']:.0%}",
@@ -56,7 +58,7 @@ def jobs(settings: Settings, job: int | None, cancel: int | None) -> None:
             "DRAIN": lambda row: rate(row["drain_rate"]),
             "RESULT": lambda row: row["message"] or row["error"] or outcome(row),
         },
-        spare=("DRAIN", "MODE", "DONE", "STOP", "PHASE", "OPERATION"),
+        spare=("DRAIN", "MODE", "DONE", WITHIN, "STOP", "PHASE", "OPERATION"),
         cut=True,
         empty=f"no job{of_yours()} runs or ended lately; `phos history` lists those of before",
     )
@@ -66,6 +68,16 @@ def state(row: dict[str, Any]) -> str:
     """Format a job's state: ``running``, or ``queued, place 3`` while it waits."""
     place = f", place {row['position']}" if row["position"] else ""
     return f"{row['state']}{place}"
+
+
+def called(rows: Sequence[Mapping[str, Any]]) -> dict[str, Callable[[dict[str, Any]], str]]:
+    """Return the columns that say what programs are called, where one of the rows has it."""
+    columns = {"NAME": "name", WITHIN: "within"}
+    return {
+        heading: lambda row, key=key: row.get(key) or ""  # type: ignore[misc]
+        for heading, key in columns.items()
+        if any(row.get(key) for row in rows)
+    }
 
 
 def mode(row: dict[str, Any]) -> str:
@@ -94,6 +106,7 @@ def _show(settings: Settings, row: dict[str, Any]) -> None:
     settings.facts(
         {
             "job": f"{row['job']}: {row['operation']} {row['target']}",
+            "program": " in ".join(filter(None, (row["name"], row["within"]))),
             "state": state(row) + (", by a schedule" if row["scheduled"] else ""),
             "started": local_time(row["started"]),
             "ended": local_time(row["ended"]),

@@ -2,6 +2,7 @@
 
 import msgspec
 
+from phosd.engine.image.called import Called
 from phosd.engine.image.cpu_manifest import CpuDetails
 
 FORMAT = 1
@@ -159,6 +160,13 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The version of phosd that made it; empty before this was noted."""
     origin: str = ""
     """The id that the image had where it was made, if it was imported."""
+    within: str = ""
+    """The pod, Slurm job or container that the program was in, in words; empty: none, or older."""
+
+    @property
+    def called(self) -> Called:
+        """What people call its program, and what that was in."""
+        return Called(self.name, self.within)
 
     @property
     def root(self) -> Process | None:

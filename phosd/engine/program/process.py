@@ -10,11 +10,13 @@ from types import MappingProxyType
 
 from phosd.engine.hook_client.link import Hello, HookBlock, HookLink, HookState
 from phosd.engine.hook_client.places import hook_socket
+from phosd.engine.image.called import Called
 from phosd.engine.program import cuda_tools, driver_checkpoint
 from phosd.engine.program.away import Away
 from phosd.engine.program.name import name_of
 from phosd.engine.program.process_gpus import environment, gpus_of, unseen_gpus
 from phosd.engine.program.stopped import StoppedProcesses
+from phosd.engine.program.within import within
 from phosd.engine.system import procfs
 from phosd.engine.system.containers import Container, container_of
 from phosd.engine.system.procfs import ProcessId
@@ -71,11 +73,18 @@ class GpuProcess:
         """The unit, pod or job that would start its program again if it, or the node, failed;
         empty: none is known.
         """
-        if self.container is not None and self.container.pod:
-            return f"pod {self.container.pod}"
-        if self.slurm_step is not None:
-            return f"Slurm job {self.slurm_step.job}"
-        return self.unit
+        in_pod = self.container is not None and self.container.pod
+        return self.within if in_pod or self.slurm_step is not None else self.unit
+
+    @property
+    def within(self) -> str:
+        """The pod, Slurm job or container that it is in, in words; empty: in none."""
+        return within(self.container, self.slurm_step)
+
+    @property
+    def called(self) -> Called:
+        """What people call its program."""
+        return Called(self.name, self.within)
 
     @property
     def id(self) -> ProcessId:

@@ -60,7 +60,7 @@ def compose(config: Config, engine: Engine, connection: Connection, history: His
     )
     jobs = JobTable(reports.listener(), history.next_job(), config.job_limits)
     write_down = reports.write_down
-    checkpoints = Checkpoints(engine, history, jobs, write_down, lambda pid: inventory.gpus_of(pid))
+    checkpoints = Checkpoints(engine, history, jobs, write_down, lambda pid: inventory.subject(pid))
     verifications = Verifications(engine, history, jobs, write_down)
     periodic = Periodic(
         *(checkpoints, jobs, history, config.periodic),

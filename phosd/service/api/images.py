@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from phosd.engine.image.called import Called
 from phosd.engine.image.manifest import Manifest
 from phosd.engine.job.checks import Finding
 from phosd.engine.job.progress import Progress
@@ -116,6 +117,7 @@ class Images:
             destination=options.gpu,
             token=token,
             gpus=frozenset(gpus),
+            called=manifest.called,
         )
         return job_path(self._jobs.submit(task, self._write_down))
 
@@ -168,10 +170,10 @@ class Images:
     @method("DeleteImage")
     async def delete_image(self, caller: Caller, image: str) -> None:
         """Remove an image for good; returns when it is gone."""
-        owner = None
+        owner, called = None, Called()
         try:
             manifest, _acting = await self._image_for(caller, Action.DELETE, image)
-            owner = manifest.owner
+            owner, called = manifest.owner, manifest.called
         except ImageCorrupt:
             if caller.uid != 0:  # the owner is unknown
                 raise
@@ -181,7 +183,7 @@ class Images:
             self._history.image_deleted(image, f"uid {caller.uid} asked for it", owner)
             return Outcome(image)
 
-        task = Task("delete", image, caller.uid, _claims(image), work, short=True)
+        task = Task(*("delete", image, caller.uid, _claims(image), work), called=called, short=True)
         await self._jobs.result(self._jobs.submit(task, self._write_down))
 
     # Starting a job

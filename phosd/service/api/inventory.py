@@ -10,6 +10,7 @@ from pathlib import Path
 
 from phosd.bus import ROOT
 from phosd.engine.hook_client import places
+from phosd.engine.image.called import Called
 from phosd.engine.image.usage import SharedChunks
 from phosd.engine.node.gpus import GpuInfo
 from phosd.engine.program.process import GpuProcess
@@ -22,6 +23,7 @@ from phosd.service.dbus.object_tree import ObjectTree
 from phosd.service.history.events import Event, Severity
 from phosd.service.history.history import History
 from phosd.service.jobs.engine import Engine
+from phosd.service.jobs.job import Subject
 from phosd.service.process_identity import Target, ancestors, held_by, key_of
 from phosd.service.samples import PERIOD, Samples
 from phosd.service.tasks.periodic import Periodic
@@ -261,14 +263,13 @@ class Inventory:
         """Return the path of the GPU process with this pid."""
         return next((path for path, p in self.processes.items() if p.pid == pid), None)
 
-    def gpus_of(self, pid: int) -> frozenset[int]:
-        """Return the ordinals of the GPUs that a process and its descendants used at the last
-        scan.
-        """
+    def subject(self, pid: int) -> Subject:
+        """Return what was known at the last scan of a process and its descendants."""
         tree = {p.pid: p for p in self.processes.values() if pid in ancestors(p.pid)}
         by_memory = {gpu for process in tree.values() for gpu in process.gpus}
         by_driver = {gpu.ordinal for gpu in self.gpus.values() if tree.keys() & set(gpu.pids)}
-        return frozenset(by_memory | by_driver)
+        called = next((process.called for process in tree.values()), Called())
+        return Subject(called, frozenset(by_memory | by_driver))
 
     def suspended(self, pid: int) -> bool:
         """Whether a process or a descendant was suspended at the last scan."""

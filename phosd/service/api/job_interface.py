@@ -88,6 +88,8 @@ JOB_READERS: Mapping[str, Callable[[Job], object]] = {
     "Number": lambda job: job.number,
     "Operation": lambda job: job.task.operation,
     "Target": lambda job: job.task.target,
+    "Name": lambda job: job.task.called.name,
+    "Within": lambda job: job.task.called.within,
     "Owner": lambda job: job.task.owner,
     "State": lambda job: str(job.state),
     "Position": lambda job: job.position,

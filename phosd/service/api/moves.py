@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from phosd.engine.image.called import Called
 from phosd.engine.job.progress import Progress
 from phosd.engine.node.gpus import GpuInfo
 from phosd.engine.node.placement import find
@@ -200,7 +201,7 @@ class Moves:
                 require_free_tree(self._jobs, target.pid)
             self._write_down(job, first)
 
-        ours = (self._inventory.gpus_of(target.pid) for target in targets)
+        ours = [self._inventory.subject(target.pid) for target in targets]
         coming = named_in(move.destination, self._inventory.gpus.values())
         task = Task(
             operation=move.operation,
@@ -214,7 +215,8 @@ class Moves:
             queue=move.request.queue,
             executable=program(first).executable,
             process=named(first),
-            gpus=coming.union(*ours),
+            gpus=coming.union(*(subject.gpus for subject in ours)),
+            called=Called.together(subject.called for subject in ours),
         )
         return self._jobs.submit(task, before)
 

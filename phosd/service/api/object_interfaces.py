@@ -59,6 +59,7 @@ IMAGE_READERS: Mapping[str, Callable[[ImageView], object]] = {
     "CommandLine": lambda view: list(root_command(view.manifest)),
     "Output": lambda view: output(view.manifest),
     "Name": lambda view: view.manifest.name,
+    "Within": lambda view: view.manifest.within,
     "Note": lambda view: view.note,
     "Number": lambda view: view.manifest.number,
     "GPUs": lambda view: [[g.uuid, g.chip] for g in view.manifest.gpus],

@@ -107,6 +107,8 @@ class History:
             "ended": job.ended,
             "mode": job.outcome.mode or task.mode,
             "destination": task.destination,
+            "name": task.called.name,
+            "within": task.called.within,
             "result": job.outcome.result,
             "error": error.code if error else "",
             "reason": error.reason if error else "",

@@ -191,3 +191,10 @@ def m008_rehearsals(db: Any) -> None:
 def m009_crashes(db: Any) -> None:
     """Add how often in a row a program has crashed soon after its restore from an image."""
     db["images"].add_column("crashes", int)
+
+
+@migrations()
+def m010_names(db: Any) -> None:
+    """Add the name of a job's program, and what that is in; null or empty: nothing."""
+    db["jobs"].add_column("name", str)
+    db["jobs"].add_column("within", str)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from phosd.engine.image.called import Called
 from phosd.engine.job.progress import Progress
 from phosd.errors import PhosError
 
@@ -54,14 +55,24 @@ Work = Callable[[Progress], Outcome]
 
 
 @dataclass(frozen=True)
+class Subject:
+    """What is known of the program that a job is about: what people call it, and the ordinals of
+    the GPUs that it uses.
+    """
+
+    called: Called = field(default_factory=Called)
+    gpus: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
 class Task:
     """The work of a job. No other job may hold one of its ``claims`` meanwhile.
 
     With ``queue`` the job waits for those that hold them; otherwise it is refused. ``scheduled``
     marks a periodic checkpoint. ``destination`` is where the process is to go, in the caller's
     words. ``process`` is the key of the process, unique across reboots. ``gpus`` are the ordinals
-    of the GPUs that the job uses, as far as known; a ``short`` job takes no slot and never waits
-    for others to end.
+    of the GPUs that the job uses, as far as known; ``called`` is what people call the program. A
+    ``short`` job takes no slot and never waits for others to end.
     """
 
     operation: str
@@ -77,6 +88,7 @@ class Task:
     executable: str = ""
     process: str = ""
     gpus: frozenset[int] = frozenset()
+    called: Called = field(default_factory=Called)
     short: bool = False
 
 

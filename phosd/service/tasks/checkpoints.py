@@ -19,6 +19,7 @@ from phosd.errors import (
 )
 from phosd.service.history.history import History
 from phosd.service.jobs.engine import Engine
+from phosd.service.jobs.job import Subject
 from phosd.service.jobs.options import CheckpointRequest
 from phosd.service.jobs.schedule import Schedule, surplus
 from phosd.service.jobs.table import Job, JobState, JobTable, Outcome, Task
@@ -37,8 +38,8 @@ _SHORTEST = 1.0
 
 
 class Checkpoints:
-    """Starts checkpoint jobs. ``write_down`` writes a job's journal record; ``gpus_of`` returns the
-    GPUs that a process tree uses. Use it on the event loop only.
+    """Starts checkpoint jobs. ``write_down`` writes a job's journal record; ``subject``
+    returns what is known of the program of a process. Use it on the event loop only.
     """
 
     def __init__(
@@ -47,13 +48,13 @@ class Checkpoints:
         history: History,
         jobs: JobTable,
         write_down: Callable[[Job, Target], None],
-        gpus_of: Callable[[int], frozenset[int]] = lambda pid: frozenset(),
+        subject: Callable[[int], Subject] = lambda pid: Subject(),
     ) -> None:
         self._engine = engine
         self._history = history
         self._jobs = jobs
         self._write_down = write_down
-        self._gpus_of = gpus_of
+        self._subject = subject
 
     def start(
         self,
@@ -85,6 +86,7 @@ class Checkpoints:
                 self._remove_surplus(schedule, progress)
             return Outcome(manifest.id, manifest.mode, manifest.why)
 
+        subject = self._subject(target.pid)
         task = Task(
             operation="checkpoint",
             target=str(target.pid),
@@ -97,7 +99,8 @@ class Checkpoints:
             scheduled=schedule is not None,
             executable=known.executable,
             process=named(target),
-            gpus=self._gpus_of(target.pid),
+            gpus=subject.gpus,
+            called=subject.called,
         )
 
         def before(job: Job) -> None:

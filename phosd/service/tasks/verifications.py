@@ -78,6 +78,7 @@ class Verifications:
             queue=scheduled,
             scheduled=scheduled,
             gpus=frozenset(gpu.ordinal for gpu in manifest.gpus if request.rehearse),
+            called=manifest.called,
         )
         return self._jobs.submit(task, self._write_down)
 

@@ -11,6 +11,7 @@ from textual.widgets import Static
 from phosd.client.errors import CommandError
 from phosd.client.past import past_job
 from phosd.client.records import Image, Job, Manager
+from phosd.client.text import WITHIN
 from phosd.tui import export
 from phosd.tui.actions import Action, bindings
 from phosd.tui.names import names_by_pid, target_name, target_text
@@ -65,6 +66,8 @@ class HistoryScreen(NodeScreen):
             Column("STARTED", 16, lambda j: when(j.started)[:16], lambda j: j.started or 0.0,
                    rank=6),
             Column("OPERATION", 10, lambda j: plain(j.operation), lambda j: j.operation),
+            Column(WITHIN, 16, lambda j: plain(j.within), lambda j: j.within, rank=5, grow=20,
+                   sparse=True),
             Column("STATE", 13, state_cell, lambda j: j.state),
             Column("STOP", 8, lambda j: seconds(j.stop_seconds) if j.stop_seconds else "",
                    lambda j: j.stop_seconds, right=True, rank=2),

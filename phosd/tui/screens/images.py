@@ -4,6 +4,7 @@ from textual.app import ComposeResult
 from textual.widgets import Static
 
 from phosd.client.records import Image, Job, Process
+from phosd.client.text import WITHIN
 from phosd.tui.actions import Action, bindings
 from phosd.tui.names import image_cell, image_name
 from phosd.tui.node import Node
@@ -33,6 +34,8 @@ class ImagesScreen(NodeScreen):
             Column("IMAGE", 22, lambda i: plain(i.id), lambda i: i.id, rank=1),
             Column("AGE", 7, lambda i: since(i.created, self.node.now()),
                    lambda i: -(i.created or 0.0), right=True, rank=2),
+            Column(WITHIN, 16, lambda i: plain(i.within), lambda i: i.within, rank=6, grow=20,
+                   sparse=True),
             Column("PID", 8, lambda i: str(i.pid), lambda i: i.pid, right=True, rank=7),
             Column("USER", 8, lambda i: plain(i.owner_name), lambda i: i.owner_name, rank=8),
             Column("SIZE", 10, lambda i: human_bytes(i.total_bytes), lambda i: i.total_bytes,
@@ -79,6 +82,8 @@ class ImagesScreen(NodeScreen):
             if image.note:
                 parts.append(f"“{image.note}”")
             parts.append(command_line(image.command))
+            if image.within:
+                parts.append(f"in {image.within}")
             if self.node.process(image.pid) is not None:
                 parts.append(f"process {image.pid} runs; a restore needs that it has ended")
             if image.parent:

@@ -3,6 +3,7 @@
 from textual.app import ComposeResult
 
 from phosd.client.records import Image, Job, Process
+from phosd.client.text import WITHIN
 from phosd.tui.actions import Action, bindings
 from phosd.tui.names import target_name
 from phosd.tui.node import Contact, Node
@@ -28,6 +29,8 @@ class JobsScreen(NodeScreen):
             Column("JOB", 6, lambda j: str(j.number), lambda j: j.number, right=True),
             Column("OPERATION", 11, lambda j: plain(j.operation), lambda j: j.operation),
             Column("TARGET", 8, lambda j: plain(j.target), lambda j: j.target, rank=8, grow=14),
+            Column(WITHIN, 16, lambda j: plain(j.within), lambda j: j.within, rank=5, grow=20,
+                   sparse=True),
             Column("STATE", 11, state_cell, lambda j: j.state),
             Column("PHASE", 9, lambda j: plain(j.phase), lambda j: j.phase, rank=5),
             Column("PROGRESS", 11, progress_text, lambda j: j.progress or 0.0, rank=3),

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from phosd.client.records import Process
-from phosd.client.text import container_text
+from phosd.client.text import WITHIN, container_text
 from phosd.protection import Program
 from phosd.tui.names import program_cell
 from phosd.tui.node import Node
@@ -43,7 +43,7 @@ class ProcessColumns:
             Column("STOP", 7, self._stop, self._stopped, right=True, rank=9),
             Column("RESTARTED", 9, _restarter, lambda p: p.restarter, rank=12),
             Column("STATE", 13, self._state, self._state, rank=2),
-            Column("POD OR JOB", 12, _surroundings, _surroundings, rank=13, grow=20,
+            Column(WITHIN, 12, _surroundings, _surroundings, rank=13, grow=20,
                    sparse=True),
             Column("LAST TROUBLE", 30, self._trouble, self._trouble, rank=3, grow=40,
                    sparse=True),

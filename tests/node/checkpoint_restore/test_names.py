@@ -13,6 +13,7 @@ from phosd.errors import Busy, ImageCorrupt
 from tests.node.checkpoint_restore.conftest import Starter
 from tests.node.checkpoint_restore.cycle import bring_back, save
 from tests.support.harness import Target
+from tests.support.slurm_cgroup import in_step
 
 
 @pytest.mark.parametrize(
@@ -39,7 +40,10 @@ def test_images_are_numbered_by_name_and_survive_a_restore(
     for each in (target, other, nameless):
         each.wait_for_steps(2)
     images = [save(node, target, "stop") for _ in range(2)]
-    images.append(save(node, other, "stop"))
+    with in_step(other.pid, 12):
+        images.append(save(node, other, "stop"))
+        other.kill()
+    assert [i.within for i in images] == ["", "", "Slurm job 12"]
     assert [(i.name, i.number) for i in images] == [("bert", 1), ("bert", 2), ("other", 1)]
     found = save(node, nameless, "stop")
     assert (found.name, found.number) == ("", 0)

@@ -5,8 +5,10 @@ import os
 import pwd
 import subprocess
 
+import msgspec
 import pytest
 
+from phosd.engine.system.containers import Container
 from phosd.engine.system.procfs import process_id
 from phosd.service.api.views import gpu_path
 from tests.support.fake_engine import GPU, manifest, this_process
@@ -130,3 +132,31 @@ def test_an_empty_list_says_what_to_do(service: Service, words: list[str], said:
     assert phos(service, *words, "--json").stderr == ""
     if words[0] in ("ps", "images", "jobs"):
         assert " of yours" in as_nobody(service, *words).stderr
+
+
+def test_what_a_program_is_in_is_in_the_lists(two: Service) -> None:
+    """Its pod or job, and its name; no column says nothing."""
+    mine, _ = two.engine.running
+    two.engine.go.set()
+    plain = phos(two, "checkpoint", str(os.getpid()))
+    assert plain.returncode == 0, plain.stderr
+    for words in (["jobs"], ["history"], ["images"]):
+        assert "POD OR JOB" not in phos(two, *words).stdout, words
+    pod = Container("containerd", "0" * 64, "main", "ml/bert-0")
+    two.engine.running = [dataclasses.replace(mine, name="bert", container=pod)]
+    phos(two, "ps")
+    assert phos(two, "checkpoint", str(os.getpid())).returncode == 0
+    image = msgspec.structs.replace(manifest("i"), name="gpt", number=1, within="Slurm job 12")
+    two.engine.stored["i"] = image
+    for words in (["jobs"], ["history"]):
+        first, last = (row for row in lines(phos(two, *words, "--json").stdout))
+        rows = {str(row.get("name") or ""): row.get("within") or "" for row in (first, last)}
+        assert rows == {"": "", "bert": "pod ml/bert-0"}, words
+        heads, *told = phos(two, *words).stdout.splitlines()
+        assert "NAME" in heads and "POD OR JOB" in heads
+        assert [row for row in told if "bert" in row and "pod ml/bert-0" in row], told
+    job = lines(phos(two, "jobs", "--json").stdout)[-1]["job"]
+    assert "program       bert in pod ml/bert-0" in phos(two, "jobs", str(job)).stdout
+    heads, *told = phos(two, "images").stdout.splitlines()
+    assert "POD OR JOB" in heads and any("Slurm job 12" in row for row in told)
+    assert "in            Slurm job 12" in phos(two, "images", "i").stdout

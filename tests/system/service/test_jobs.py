@@ -11,13 +11,15 @@ import time
 from collections.abc import Callable
 from functools import partial
 
+import msgspec
 import pytest
 
 from phosd.bus import Connection, Signal, path_of
 from phosd.engine.job.progress import Progress
+from phosd.engine.system.containers import Container
 from phosd.errors import ImageCorrupt, Internal, OutOfSpace
 from tests.support.bus import busctl
-from tests.support.fake_engine import manifest
+from tests.support.fake_engine import manifest, this_process
 from tests.support.harness import wait_until
 from tests.support.service import MANAGER, ROOT, Service
 from tests.system.service.test_periodic import until
@@ -162,7 +164,10 @@ def test_an_unexpected_error_is_internal_and_no_traceback_crosses_the_bus(
     [
         (("Checkpoint", "ua{sv}", 2**22 + 1, 0), "there is no process"),
         (("Checkpoint", "ua{sv}", os.getpid(), 1, "mood", "s", "good"), "no option `mood`"),
-        (("Checkpoint", "ua{sv}", os.getpid(), 1, "mode", "u", 1), "Expected `str`, got `int`"),
+        (
+            ("Checkpoint", "ua{sv}", os.getpid(), 1, "mode", "u", 1),
+            "mode has to be `str`, got `int`",
+        ),
         (
             ("Checkpoint", "ua{sv}", os.getpid(), 1, "mode", "s", "fast"),
             "'fast' is no mode; mode is one of: ",
@@ -394,3 +399,36 @@ def test_history_lists_the_jobs_of_the_caller(service: Service) -> None:
     with pytest.raises(RuntimeError, match="no option `all`"):
         service.call("ListHistory", "a{sv}", 1, "all", "b", "true")
     assert MANAGER in busctl(service.address, "introspect", "org.phos", ROOT)
+
+
+def test_a_job_and_its_history_tell_what_its_program_is_called(service: Service) -> None:
+    """Also when the program has ended since, or is in an image only."""
+    pod = Container("containerd", "0" * 64, "main", "ml/bert-0")
+    service.engine.running = [this_process(name="bert", container=pod)]
+    service.engine.stored["old"] = msgspec.structs.replace(
+        manifest("old"), name="gpt", number=3, within="Slurm job 12"
+    )
+    service.call("ListProcesses")
+    service.call("ListImages")
+    assert service.get("/org/phos/image/old", "Image1", "Within") == '"Slurm job 12"'
+    service.engine.go.set()
+    saved = service.start("Checkpoint", "ua{sv}", os.getpid(), 0)
+    wait_for(service, saved, "done")
+    service.engine.running = []
+    service.call("ListProcesses")
+    verified = service.start("VerifyImage", "sa{sv}", "old", 0)
+    wait_for(service, verified, "done")
+    called = [
+        [service.get(job, "Job1", name).strip('"') for name in ("Name", "Within")]
+        for job in (saved, verified)
+    ]
+    assert called == [["bert", "pod ml/bert-0"], ["gpt", "Slurm job 12"]]
+    with pytest.raises(RuntimeError, match="belongs to uid 0"):
+        service.get(saved, "Job1", "Within", uid=STRANGER)
+    reply = busctl(
+        *(service.address, "--json=short", "call", "org.phos", ROOT, MANAGER),
+        *("ListHistory", "a{sv}", "0"),
+    )
+    (rows,) = json.loads(reply)["data"]
+    past = [[row[name]["data"] for name in ("name", "within")] for row in rows]
+    assert past == called[::-1]

@@ -117,6 +117,7 @@ def test_migrations_run_once_and_are_recorded(tmp_path: Path) -> None:
         "m007_reasons",
         "m008_rehearsals",
         "m009_crashes",
+        "m010_names",
     ]
     assert {
         "_sqlite_migrations",

@@ -19,6 +19,7 @@ from phosd.engine.operations.manifest_records import saved_records
 from phosd.engine.operations.restorable import require_restorable
 from phosd.engine.program.group import CheckpointGroup
 from phosd.engine.program.name import name_of
+from phosd.engine.program.within import within_of
 from phosd.errors import PhosError
 
 
@@ -41,6 +42,7 @@ class Publication:
 
     def __post_init__(self) -> None:
         self._name = self.options.name or name_of(self.group.trees[0].root.pid)
+        self._within = within_of(self.group.trees[0].root.pid)
         self._number = 0
         if self._name:  # nobody else saves it meanwhile
             images = self.node.store.list()
@@ -72,6 +74,7 @@ class Publication:
             name=self._name,
             number=self._number,
             phosd=__version__,
+            within=self._within,
         )
         require_restorable(self.node, manifest, self.writer.folder)
         self.writer.publish(manifest)
