@@ -1,13 +1,14 @@
 """Migrate, suspend or swap a running program repeatedly, and measure what that costs it.
 
     python -m bench.moving migrate [--mode precopy|driver] [--count N] [--against N] -- PROGRAM ...
-    python -m bench.moving suspend [--where memory|disk] [--count N] [--against N] -- PROGRAM ...
-    python -m bench.moving swap [--count N] -- PROGRAM ...
+    python -m bench.moving suspend [--where memory|disk] [--hollow] [--count N] [--against N]
+        -- PROGRAM ...
+    python -m bench.moving swap [--hollow] [--count N] -- PROGRAM ...
 
 PROGRAM is one of ``bench/programs``; it runs under the hook (except in mode ``driver``) and prints
 one line per iteration with its seconds. ``swap`` starts it twice, and the two take turns on one
-GPU. ``--against N`` first runs it undisturbed, and compares the values of the first N iterations.
-Prints one JSON object.
+GPU. ``--hollow`` leaves the contexts there. ``--against N`` first runs it undisturbed, and compares
+the values of the first N iterations. Prints one JSON object.
 """
 
 import argparse
@@ -103,23 +104,27 @@ def suspensions(node: Node, training: Training, arguments: argparse.Namespace) -
     pid = training.process.pid
     results = []
     for _ in range(arguments.count):
-        options = SuspendOptions(arguments.where)
+        options = SuspendOptions(arguments.where, hollow=arguments.hollow)
         off = timed(partial(suspend, node, pid, options))
         time.sleep(_REST)
-        between = used(pid)
+        between, lines, began = used(pid), training.lines(), time.monotonic()
         on = timed(partial(resume, node, pid, ResumeOptions()))
         training.wait_for(arguments.between)
-        results.append({"suspend": off, "used": between, "resume": on})
+        first = training.iterations(lines)[0].end - began
+        results.append({"suspend": off, "used": between, "resume": on, "to_an_iteration_s": first})
     return results
 
 
-def swaps(node: Node, training: Training, other: Training, count: int) -> list[Result]:
-    """Swap two programs on one GPU; at first ``training`` runs and ``other`` is suspended."""
+def swaps(
+    node: Node, training: Training, other: Training, arguments: argparse.Namespace
+) -> list[Result]:
+    """Swap two programs on one GPU; at first ``training`` is suspended and ``other`` runs."""
     results = []
-    leaving, coming = training, other
-    for _ in range(count):
+    leaving, coming = other, training
+    options = SwapOptions(hollow=arguments.hollow)
+    for _ in range(arguments.count):
         pids = leaving.process.pid, coming.process.pid
-        result = timed(partial(swap, node, *pids, SwapOptions()))
+        result = timed(partial(swap, node, *pids, options))
         before = time.perf_counter()
         coming.wait_for(2)
         results.append(result | {"two_iterations_after_s": time.perf_counter() - before})
@@ -154,6 +159,7 @@ def case(arguments: argparse.Namespace, folder: Path) -> dict[str, object]:
             "operation": arguments.operation,
             "mode": arguments.mode,
             "where": arguments.where,
+            "hollow": arguments.hollow,
             "device_bytes": found.device_bytes,
         }
         match arguments.operation:
@@ -163,8 +169,11 @@ def case(arguments: argparse.Namespace, folder: Path) -> dict[str, object]:
                 results = suspensions(node, training, arguments)
             case _:
                 pid = training.process.pid
-                answer["first_suspend"] = timed(partial(suspend, node, pid, SuspendOptions()))
-                results = swaps(node, begin("other"), training, arguments.count)
+                off = SuspendOptions(hollow=arguments.hollow)
+                answer["first_suspend"] = timed(partial(suspend, node, pid, off))
+                results = swaps(node, training, begin("other"), arguments)
+                for suspended in node.suspended.living():
+                    resume(node, suspended.pid, ResumeOptions(), Progress())
         answer["results"] = results
         if "stop_s" in results[0]:
             stops = [result["stop_s"] for result in results]
@@ -184,12 +193,14 @@ def main() -> None:
     parser.add_argument("operation", choices=["migrate", "suspend", "swap"])
     parser.add_argument("--mode", default="precopy", choices=["precopy", "driver"])
     parser.add_argument("--where", default="memory", choices=["memory", "disk"])
+    parser.add_argument("--hollow", action="store_true")
     parser.add_argument("--count", type=int, default=10)
     parser.add_argument("--between", type=int, default=5)
     parser.add_argument("--against", type=int, default=0)
     parser.add_argument("--state", default="/dev/shm")
     parser.add_argument("--memory-tier", default="100G", help="beside it, memory is suspended to")
     parser.add_argument("program", nargs="+")
+    parser.set_defaults(torchrun=0)  # of what bench.series starts
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="phos-moving-") as folder:
         print(json.dumps(case(arguments, Path(folder))))

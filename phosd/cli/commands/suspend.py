@@ -25,6 +25,7 @@ def suspend(settings: Settings, pid: int, **given: Any) -> None:
     Examples:
       phos suspend 4711
       phos suspend 4711 --where disk      not in host memory
+      phos suspend 4711 --hollow          its contexts stay there: it is back sooner
       phos resume 4711                    and it goes on
 
     A suspended process survives a restart of phosd, but not a reboot: for that, make an image
@@ -36,7 +37,8 @@ def suspend(settings: Settings, pid: int, **given: Any) -> None:
         tell_notes(settings, job)
         seconds = (job["Ended"] - job["Started"]) / 1e6
         place = PLACES.get(job["Result"], job["Result"])
+        contexts = ", and its contexts stay on its GPUs" if given.get("hollow") else ""
         settings.say(
-            f"process {pid} is suspended, after {seconds:.1f} s; its device memory is {place}; "
-            f"`phos resume {pid}` brings it back"
+            f"process {pid} is suspended, after {seconds:.1f} s; its device memory is {place}"
+            f"{contexts}; `phos resume {pid}` brings it back"
         )

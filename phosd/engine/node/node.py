@@ -168,12 +168,15 @@ def _suspended(found: GpuProcess, program: Suspended) -> GpuProcess:
     sizes = sorted(program.device_bytes.items())
     needed = [f"{size >> 20} MiB on GPU {gpu}" for gpu, size in sizes]
     needs = f"; to be resumed its program needs {' and '.join(needed)}" if needed else ""
+    contexts = ", and its contexts stay on its GPUs (hollow)" if program.hollow else ""
     return replace(
         found,
         state="suspended",
-        gpus=(),
+        gpus=program.gpus if program.hollow else (),
         device_bytes=0,
         hook_state="hooked",
-        reason=f"its device memory is in {place}{needs}",
-        away=Away(program.image, program.where, program.stored_bytes, program.since),
+        reason=f"its device memory is in {place}{contexts}{needs}",
+        away=Away(
+            *(program.image, program.where, program.stored_bytes, program.since, program.hollow)
+        ),
     )

@@ -10,7 +10,14 @@ from pathlib import Path
 from phosd.engine.image.store import Store
 from phosd.engine.image.tier import SUSPENDED
 from phosd.engine.node import staging
-from phosd.engine.node.suspended import FORMAT, IN_RUNTIME_DIR, WITH_PIDS, Register, Suspended
+from phosd.engine.node.suspended import (
+    FORMAT,
+    HOLLOW,
+    IN_RUNTIME_DIR,
+    WITH_PIDS,
+    Register,
+    Suspended,
+)
 from phosd.engine.system import memory_mount
 from phosd.engine.system.own_folders import is_own, own_folder
 from phosd.errors import Busy, NoSuchImage
@@ -68,8 +75,10 @@ class SuspendStore:
                     return self._store(folder)
         return self.shelf(suspended.where)
 
-    def format_for(self, where: str, *, with_pids: bool) -> int:
+    def format_for(self, where: str, *, with_pids: bool, hollow: bool) -> int:
         """Return the format of the file of a program that is being suspended."""
+        if hollow:
+            return HOLLOW
         if where == "memory" and self._new_in_memory() == self._in_tier:
             return IN_RUNTIME_DIR
         return WITH_PIDS if with_pids else FORMAT

@@ -24,6 +24,8 @@ WITH_PIDS = 2
 """The format of a file with :attr:`Suspended.known`, which earlier ones lack."""
 IN_RUNTIME_DIR = 3
 """The format of one whose memory is in the runtime folder; an older phosd does not look there."""
+HOLLOW = 4
+"""The format of a hollow program, which an older phosd would take for one that runs."""
 _MAX_BYTES = 8 << 20
 _log = logging.getLogger(__name__)
 
@@ -33,7 +35,8 @@ class Suspended(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     ``where`` is ``memory`` or ``disk``, and ``stored_bytes`` the size there. ``device_bytes`` has
     the bytes of device memory that it needs, by ordinal of the GPU that it left. ``since``: seconds
-    since the epoch.
+    since the epoch. A ``hollow`` program has left its contexts there, and nothing else; what counts
+    is what the driver says, which may have them since.
     """
 
     image: str
@@ -53,6 +56,7 @@ class Suspended(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The pids of its processes, by those that its image has for them; empty: the same ones. In the
     image are those that they have for themselves if a container's runtime saves them.
     """
+    hollow: bool = False
 
     @property
     def alive(self) -> bool:
@@ -92,7 +96,7 @@ def _decode(text: bytes) -> Suspended:
     """Raises :class:`Unsupported` if another phosd wrote what this one does not know."""
     head = msgspec.json.decode(text, type=_Head)
     try:
-        if FORMAT <= head.format <= IN_RUNTIME_DIR:
+        if FORMAT <= head.format <= HOLLOW:
             return msgspec.json.decode(text, type=Suspended)
     except msgspec.DecodeError:
         if head.phosd in ("", __version__):
@@ -100,7 +104,7 @@ def _decode(text: bytes) -> Suspended:
     by = f"phosd {head.phosd}" if head.phosd else "another phosd"
     raise Unsupported(
         f"the program of process {head.pid} was suspended by {by} in format {head.format}; this is"
-        f" phosd {__version__}, which reads formats up to {IN_RUNTIME_DIR}",
+        f" phosd {__version__}, which reads formats up to {HOLLOW}",
         hint=f"install {by} or a newer one, and resume it with that",
         reason=Reason.OTHER_FORMAT,
     )
@@ -171,8 +175,9 @@ class Register:
         partial = self._path(suspended).with_suffix(".partial")
         partial.unlink(missing_ok=True)
         fields = msgspec.structs.asdict(suspended)
-        if not suspended.known:  # a phosd that does not know of it reads the file, too
-            del fields["known"]
+        for name in ("known", "hollow"):  # a phosd that does not know of it reads the file, too
+            if not fields[name]:
+                del fields[name]
         private_files.write_durably(partial, msgspec.json.encode(fields))
         partial.rename(self._path(suspended))
         private_files.sync_folder(self._folder)

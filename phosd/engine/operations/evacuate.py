@@ -62,6 +62,10 @@ def plan(
     steps = []
     for user in sorted(users, key=lambda each: (-each.bytes, each.process.pid)):
         process, needed = user.process, user.bytes + context
+        if process.away is not None and process.away.hollow:
+            why = "it is hollow, so its contexts are there"
+            steps.append(Step(user, EvacuationOutcome.SUSPEND, why))
+            continue
         if obstacle := _obstacle(process):
             steps.append(Step(user, EvacuationOutcome.STAY, obstacle))
             continue

@@ -73,9 +73,10 @@ def resume(node: Node, pid: int, options: ResumeOptions, progress: Progress) -> 
             return moves
         gpus = list_gpus()
         chosen = _moves(options.gpu, suspended, manifest, gpus)
-        moves = _away(chosen | _moved_before(node, suspended, manifest))
+        stays = suspended.hollow and further
+        moves = _with_earlier_moves(node, suspended, manifest, chosen, stays=stays)
         blocks = device_bytes(manifest, moves)
-        needs = _needs(suspended, blocks, moves)
+        needs = blocks if further else _needs(suspended, blocks, moves)
         node.movers.begin(needs)
         _require_room(node, suspended, manifest, needs, moves)
         affected = _affected(suspended, manifest, moves)
@@ -105,7 +106,7 @@ def resume(node: Node, pid: int, options: ResumeOptions, progress: Progress) -> 
         node.suspended.remove(suspended)  # from here on it counts as running, even if phosd dies
         after.callback(node.suspend_store.shelf_of(suspended).delete, suspended.image)
         job.callback(memory.unguard)
-        if not further:  # otherwise it is unknown which blocks a hook had already
+        if not further or parked == links:  # else it is unknown which blocks a hook had already
             memory.keep(links)
         point(Point.RESUME_OPEN)
         for link in links:
@@ -164,6 +165,30 @@ def _moves(
     require_fit(moves, gpus)
     require_seen(suspended.pids, moves)
     return moves
+
+
+def _with_earlier_moves(
+    node: Node,
+    suspended: Suspended,
+    manifest: Manifest,
+    chosen: Mapping[int, int],
+    *,
+    stays: bool,
+) -> dict[int, int]:
+    """Return the ``chosen`` moves, and those that an earlier attempt made, which count. Raises
+    :class:`Unsupported` if the program ``stays`` where its contexts are, and was to come elsewhere.
+    """
+    before = _moved_before(node, suspended, manifest)
+    for old, new in chosen.items() if stays else ():
+        if (now := before.get(old, old)) != new:
+            raise Unsupported(
+                f"the contexts of process {suspended.pid} are on GPU {now}, where alone it can be "
+                "resumed",
+                hint=f"`phos suspend {suspended.pid}` takes them off, too; then resume it on GPU "
+                f"{new}",
+                reason=Reason.PROCESS_STATE,
+            )
+    return _away({**chosen, **before})
 
 
 def _needs(

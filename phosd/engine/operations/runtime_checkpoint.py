@@ -31,11 +31,11 @@ from phosd.engine.operations.checkpoint.attempt import Attempt
 from phosd.engine.operations.checkpoint.checkpoint import MODES, require_alone_if_shared
 from phosd.engine.operations.checkpoint.choose_mode import Choice, choose
 from phosd.engine.operations.checkpoint.standing import Standing
+from phosd.engine.operations.keepers import keepers
 from phosd.engine.operations.move_checks import claimed, device_needs
 from phosd.engine.operations.safe_points import SafePoints
 from phosd.engine.operations.suspend import (
     SuspendOptions,
-    keepers,
     place_for,
     require_what_a_runtime_saves,
     suspend,
@@ -202,7 +202,7 @@ def adopt(node: Node, pid: int, folder: int, progress: Progress) -> Suspended | 
         stored_bytes=size,
         device_bytes={gpu: size + context_bytes() for gpu, size in needs.items()},
         processes=tuple(sorted(own[each].id for each in gpu)),
-        format=node.suspend_store.format_for(where, with_pids=True),
+        format=node.suspend_store.format_for(where, with_pids=True, hollow=False),
         known={each: process.pid for each, process in own.items()},
     )
     node.suspended.write(suspended)

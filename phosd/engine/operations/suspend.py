@@ -5,7 +5,7 @@ process. :mod:`phosd.engine.operations.resume` undoes this.
 """
 
 import logging
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -23,9 +23,8 @@ from phosd.engine.job.rollback import Undo
 from phosd.engine.memory.dump import MemoryDump
 from phosd.engine.memory.exported import ExportedBlock, distinct, if_alive
 from phosd.engine.memory.parking import detach, own_again, park
-from phosd.engine.memory.reservation import Reservation, require_room
+from phosd.engine.memory.reservation import Reservation
 from phosd.engine.mover.client.mover import Mover
-from phosd.engine.node.gpus import list_gpus
 from phosd.engine.node.node import Node
 from phosd.engine.node.suspended import Suspended
 from phosd.engine.operations.admission import (
@@ -35,6 +34,8 @@ from phosd.engine.operations.admission import (
     context_bytes,
     require_host_memory,
 )
+from phosd.engine.operations.hollow import hollow_program, sink
+from phosd.engine.operations.keepers import keepers
 from phosd.engine.operations.manifest_records import block_records
 from phosd.engine.operations.move_checks import claimed, device_needs, may_park
 from phosd.engine.operations.permissions import ROOT
@@ -68,11 +69,13 @@ class SuspendChoices(SafePointChoices, frozen=True, forbid_unknown_fields=True):
     ``where``: ``memory``, ``disk``, or ``auto``: memory if it has room. ``deadline``: the seconds
     within which the program must reach the gate and its work must end. ``thaw``: a Slurm step
     that is frozen meanwhile is thawed, and stays so: whoever asks for it stops the program.
+    ``hollow``: its contexts stay on the GPUs, so that it is resumed sooner.
     """
 
     where: Where = "auto"
     deadline: Deadline = DEADLINE
     thaw: bool = False
+    hollow: bool = False
 
 
 class SuspendOptions(SuspendChoices, frozen=True):
@@ -90,12 +93,16 @@ class SuspendOptions(SuspendChoices, frozen=True):
 
 
 def suspend(node: Node, pid: int, options: SuspendOptions, progress: Progress) -> Suspended:
-    """Suspend the tree of ``pid`` and all processes that share device memory with it.
+    """Suspend the tree of ``pid`` and all processes that share device memory with it. What a hollow
+    program still has on its GPUs leaves them.
 
     If anything fails before the program is recorded as suspended, it runs on.
     """
     _require_place(options.where)
     progress.phase("prepare")
+    known = hollow_program(node, pid)
+    if known is not None and not options.hollow:
+        return sink(node, known, options.caller, progress, leave=options.leave)
     with ExitStack() as job:
         if options.thaw:
             job.enter_context(kept_thawed(pid))
@@ -105,9 +112,11 @@ def suspend(node: Node, pid: int, options: SuspendOptions, progress: Progress) -
             require_what_a_runtime_saves(group)
         parks = may_park(group, "auto", progress)
         needs = device_needs(group, parks=parks)
-        contexts = context_bytes() * len(group.users)
+        if options.hollow:
+            _require_parked(group)
+        contexts = 0 if options.hollow else context_bytes() * len(group.users)
         require_host_memory(contexts if parks else sum(needs.values()))
-        kept = keepers(node, needs, progress)
+        kept = () if options.hollow else keepers(node, needs, progress)
         size = bytes_to_store(node, group) if parks else 0
         where, shelf, writer = _begin(node, job, group.owner, options, size, contexts)
         progress.check()
@@ -137,18 +146,7 @@ def suspend(node: Node, pid: int, options: SuspendOptions, progress: Progress) -
             if options.by_runtime:
                 detach(group.links, undo)
             undo.forget()
-        progress.phase("release", stopped=True)
-        try:
-            # Blocks kept beyond this would be mistaken for blocks that the program makes later.
-            with node.kept_memory.letting_go(group), Undo() as last_first:
-                if options.leave:
-                    last_first.add(node.movers.leave, needs, group.pids)
-                for mover in movers:
-                    last_first.add(if_alive, mover, partial(mover.unguard, group.process_ids))
-                last_first.add(reservation.release)
-                point(Point.SUSPEND_RELEASE)
-        except (PhosError, OSError) as error:  # the program is suspended nevertheless
-            progress.note(f"not all that the program had on its GPUs was given back: {error}")
+        suspension.release(reservation, movers, needs)
         progress.finish()
         return suspended
 
@@ -198,13 +196,34 @@ class _Suspension:
         """Write the entry of the suspended program, from which on it counts as suspended. Raises
         :class:`NoSuchProcess` if it has ended.
         """
-        by_runtime = self.options.by_runtime
-        form = self.node.suspend_store.format_for(where, with_pids=by_runtime)
-        suspended = entry_of(manifest, self.group, where, device_bytes, form, by_runtime=by_runtime)
+        by_runtime, hollow = self.options.by_runtime, self.options.hollow
+        form = self.node.suspend_store.format_for(where, with_pids=by_runtime, hollow=hollow)
+        suspended = entry_of(
+            *(manifest, self.group, where, device_bytes, form), by_runtime=by_runtime, hollow=hollow
+        )
         suspended.require_alive()
         self.undo.add(self.node.suspended.remove, suspended)
         self.node.suspended.write(suspended)
         return suspended
+
+    def release(
+        self, reservation: Reservation | None, movers: Iterable[Mover], needs: dict[int, int]
+    ) -> None:
+        """Give back what the suspended program had on its GPUs; ``movers`` guard its memory."""
+        node, group = self.node, self.group
+        self.progress.phase("release", stopped=True)
+        try:
+            # Blocks kept beyond this would be mistaken for blocks that the program makes later.
+            with node.kept_memory.letting_go(group), Undo() as last_first:
+                if self.options.leave and not self.options.hollow:
+                    last_first.add(node.movers.leave, needs, group.pids)
+                for mover in movers:
+                    last_first.add(if_alive, mover, partial(mover.unguard, group.process_ids))
+                if reservation is not None:
+                    last_first.add(reservation.release)
+                point(Point.SUSPEND_RELEASE)
+        except (PhosError, OSError) as error:  # the program is suspended nevertheless
+            self.progress.note(f"not all that the program had on its GPUs was given back: {error}")
 
     def _reservation(self, movers: Iterable[Mover], limit: float | None) -> Reservation:
         return Reservation(
@@ -216,8 +235,12 @@ class _Suspension:
         )
 
 
-def _parked(suspension: _Suspension, dump: MemoryDump) -> tuple[Reservation, tuple[Block, ...]]:
-    """Park the memory of the stopped program; save it, and have the driver save the rest beside."""
+def _parked(
+    suspension: _Suspension, dump: MemoryDump
+) -> tuple[Reservation | None, tuple[Block, ...]]:
+    """Park the memory of the stopped program; save it, and have the driver save the rest beside,
+    unless the program is to be hollow.
+    """
     group, progress, memory = suspension.group, suspension.progress, dump.memory
     deadline = suspension.options.deadline
     memory.take(group.links)
@@ -233,8 +256,10 @@ def _parked(suspension: _Suspension, dump: MemoryDump) -> tuple[Reservation, tup
         park(group.links, memory, suspension.undo)
         size = sum(h.block.size for h in distinct(exported))
         with _saved_beside(dump, exported, progress) as saving:
-            reservation = suspension.stop(memory.movers(), deadline, size)
-            left = size - progress.phases[-1].bytes_done
+            reservation, left = None, size
+            if not suspension.options.hollow:
+                reservation = suspension.stop(memory.movers(), deadline, size)
+                left -= progress.phases[-1].bytes_done
             progress.phase("save", stopped=True, bytes_total=left)
             point(Point.SUSPEND_SAVE)
             chunks = saving.result()
@@ -263,24 +288,6 @@ def _by_driver(suspension: _Suspension) -> Reservation:
     return suspension.stop_threads()
 
 
-def keepers(node: Node, gpus: Collection[int], progress: Progress) -> tuple[Mover, ...]:
-    """Return the movers of these GPUs, which may take seconds to start. A GPU that is full, perhaps
-    the reason for the suspension, may have no room for one; raises :class:`OutOfMemory` if it has
-    none for the driver either.
-    """
-    found = []
-    node.movers.begin(gpus)
-    for gpu in sorted(gpus):
-        try:
-            found.append(node.movers.mover(gpu))
-        except PhosError as error:
-            for known in list_gpus():
-                if known.ordinal == gpu and known.memory_used is not None:
-                    require_room(gpu, known.memory_total - known.memory_used)
-            progress.note(f"no device memory could be reserved on GPU {gpu}: {error}")
-    return tuple(found)
-
-
 def place_for(node: Node, wanted: str, size: int, contexts: int) -> str:
     """Choose where to save ``size`` bytes of device memory, beside the bytes of ``contexts`` that
     the driver saves in host memory. Raises :class:`OutOfSpace`.
@@ -300,6 +307,15 @@ def place_for(node: Node, wanted: str, size: int, contexts: int) -> str:
         f" {'in memory or on the disk' if wanted == 'auto' else f'({wanted})'}",
         hint="free host memory, delete images (`phos rm`), or migrate it instead",
     )
+
+
+def _require_parked(group: CheckpointGroup) -> None:
+    if why_not := group.why_not_parked():
+        raise Unsupported(
+            f"its contexts cannot stay on the GPUs: {why_not}",
+            hint="suspend it without `hollow`, and the driver saves all of it",
+            reason=why_not.reason,
+        )
 
 
 def _require_place(where: str) -> None:

@@ -51,7 +51,9 @@ def entry_of(
     form: int,
     *,
     by_runtime: bool,
+    hollow: bool,
 ) -> Suspended:
+    """Return the entry of the program that is described by the manifest."""
     root = group.trees[0].root
     known = {each.own_pid: each.pid for tree in group.trees for each in tree.living}
     return Suspended(
@@ -67,4 +69,5 @@ def entry_of(
         processes=tuple(sorted(group.process_ids)),
         format=form,
         known=known if by_runtime else {},
+        hollow=hollow,
     )

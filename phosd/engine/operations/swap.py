@@ -23,10 +23,11 @@ def swap(node: Node, leaving: int, coming: int, options: SwapOptions, progress: 
     waiting = node.suspended.of(coming)
     require_resumable(waiting, options.caller)
     how = SuspendOptions(
-        options.where,
-        options.deadline,
-        options.thaw,
-        options.caller,
+        where=options.where,
+        deadline=options.deadline,
+        thaw=options.thaw,
+        hollow=options.hollow,
+        caller=options.caller,
         leave=False,
         callback_deadline=options.callback_deadline,
         without_callbacks=options.without_callbacks,

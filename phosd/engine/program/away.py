@@ -7,10 +7,11 @@ from dataclasses import dataclass
 class Away:
     """Where the device memory of a suspended program is: in ``memory`` or on ``disk``, where it has
     ``stored_bytes``, ``since`` then (seconds since the epoch). All processes of the program have
-    the same ``name`` for it.
+    the same ``name`` for it. ``hollow``: its contexts are on its GPUs still.
     """
 
     name: str
     where: str
     stored_bytes: int
     since: float
+    hollow: bool = False

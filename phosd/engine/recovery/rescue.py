@@ -19,6 +19,7 @@ from phosd.engine.recovery.dumps import wait_for_dumps
 from phosd.engine.recovery.from_driver import back_from_driver
 from phosd.engine.recovery.from_parking import back_from_parking, look_at
 from phosd.engine.recovery.guarded import GuardingMovers, left_parked
+from phosd.engine.recovery.hollow import rests
 from phosd.engine.recovery.overdue import overdue
 from phosd.engine.system import procfs
 from phosd.engine.system.instance_lock import alone, in_use
@@ -111,10 +112,11 @@ def bring_back(
 
 def _require_awake(pid: int, runtime_dir: Path) -> None:
     """Raise :class:`Busy` if the process is suspended and no resume had begun."""
-    asleep = driver_checkpoint.State.CHECKPOINTED
+    register, asleep = Register(runtime_dir), driver_checkpoint.State.CHECKPOINTED
     stopped = StoppedProcesses(runtime_dir).of([pid])  # then nobody would tell its state
-    if stopped or driver_checkpoint.states([pid]).get(pid, asleep) is asleep:
-        Register(runtime_dir).require_awake([pid])
+    resting = (rests(each, runtime_dir) for each in register.living() if pid in each.pids)
+    if stopped or driver_checkpoint.states([pid]).get(pid, asleep) is asleep or any(resting):
+        register.require_awake([pid])
 
 
 def worked_on(runtime_dir: Path) -> dict[int, int]:

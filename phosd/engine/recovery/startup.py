@@ -18,8 +18,10 @@ from phosd.engine.job.affected import InterruptedJob
 from phosd.engine.node.node import Node
 from phosd.engine.node.suspended import Suspended
 from phosd.engine.program import driver_checkpoint, namespace_maker
+from phosd.engine.program.driver_checkpoint import State
 from phosd.engine.recovery.account import Account
 from phosd.engine.recovery.guarded import left_parked, let_rest
+from phosd.engine.recovery.hollow import rests
 from phosd.engine.recovery.overdue import overdue
 from phosd.engine.recovery.rescue import free
 from phosd.engine.system import pid_namespaces
@@ -96,8 +98,10 @@ def _suspended(node: Node) -> tuple[list[Suspended], list[Suspended], list[Suspe
         states = {told[pid] for pid in each.pids & told.keys()}
         if not states:
             silent.append(each)
-        elif states <= {driver_checkpoint.State.CHECKPOINTED, None}:
+        elif states <= {State.CHECKPOINTED, None}:
             asleep.append(each)
+        elif states <= {State.RUNNING, None} and rests(each, node.config.runtime_dir):
+            asleep.append(each)  # hollow, or nothing is left of what its resume had done
         else:
             woken.append(each)
     return asleep, silent, woken
@@ -204,4 +208,4 @@ def _runs(pid: int) -> bool:
     It cannot answer if CRIU was killed before it released the process.
     """
     told = driver_checkpoint.states([pid], _ANSWER_SECONDS)
-    return told.get(pid) is driver_checkpoint.State.RUNNING
+    return told.get(pid) is State.RUNNING

@@ -9,6 +9,7 @@ from phosd.engine.hook_client.link import WAKE_SECONDS, HookLink, HookState
 from phosd.engine.node.suspended import Register
 from phosd.engine.program import driver_checkpoint, process
 from phosd.engine.program.stopped import StoppedProcesses
+from phosd.engine.recovery.hollow import rests
 from phosd.engine.recovery.rescue import worked_on
 from phosd.engine.system import procfs
 from phosd.engine.system.instance_lock import in_use
@@ -40,7 +41,10 @@ def stranded(runtime_dir: Path) -> list[Stranded]:
     """
     ours = os.access(runtime_dir, os.W_OK) or not runtime_dir.exists()
     busy = worked_on(runtime_dir) if ours and in_use(runtime_dir) else {}
-    suspended = {p for each in Register(runtime_dir).living() for p in each.pids} if ours else set()
+    programs = Register(runtime_dir).living() if ours else []
+    suspended = {pid for each in programs for pid in each.pids}
+    hollow = [each for each in programs if each.hollow and not each.pids & busy.keys()]
+    resting = {pid for each in hollow if rests(each, runtime_dir) for pid in each.pids}
     stopped = StoppedProcesses(runtime_dir).living() if ours else []
     found = [
         Stranded(*each.id, "stopped by phosd for a job that did not end")
@@ -51,7 +55,7 @@ def stranded(runtime_dir: Path) -> list[Stranded]:
     looks = dict(ABANDONABLE_THREADS.each(pids, _look))
     for pid, (state, place) in looks.items():
         asleep = pid in suspended or not ours
-        if asleep and state is driver_checkpoint.State.CHECKPOINTED:
+        if (asleep and state is driver_checkpoint.State.CHECKPOINTED) or pid in resting:
             continue
         known = procfs.process_id(pid)
         hooked = place == runtime_dir

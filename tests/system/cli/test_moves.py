@@ -78,6 +78,9 @@ def test_suspend_and_resume(at_once: Service) -> None:
         ("resume", ME, ResumeRequest(gpu="1"), 0),
     ]
     assert "in host memory" in phos(at_once, "suspend", PID).stdout
+    hollow = phos(at_once, "suspend", PID, "--hollow")
+    assert "in host memory, and its contexts stay on its GPUs; `phos resume" in hollow.stdout
+    assert at_once.engine.moves[-1] == ("suspend", ME, SuspendRequest(hollow=True), 0)
 
 
 def test_swap(at_once: Service, other: int) -> None:

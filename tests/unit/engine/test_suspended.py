@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from phosd.engine.node.suspended import IN_RUNTIME_DIR, Register, Suspended
+from phosd.engine.node.suspended import HOLLOW, Register, Suspended
 from phosd.engine.system import procfs
 from phosd.engine.system.procfs import ProcessId
 from phosd.errors import Busy, NoSuchProcess, PhosError, Unsupported
@@ -85,7 +85,7 @@ def test_what_another_version_has_suspended_is_told_by_its_name(
     path = tmp_path / "suspended" / "a.json"
     mine = msgspec.json.decode(path.read_bytes())
     for written in (
-        {"format": IN_RUNTIME_DIR + 1, "phosd": "7.1"},
+        {"format": HOLLOW + 1, "phosd": "7.1"},
         {"phosd": "7.1", "colour": "red"},
     ):
         path.write_bytes(msgspec.json.encode(mine | written))
