@@ -43,7 +43,7 @@ help:
 	@echo "make image     the OCI image, in build/: phosd for hosts without Python, or run by Kubernetes"
 	@echo "make wheel     the wheel for pip, with the native libraries, in build/"
 	@echo "make docs      the pages as a site, in build/site; checks all links"
-	@echo "make screens   the pictures of phos-tui, in docs/screens, from a session on this machine (root)"
+	@echo "make screens   the pictures of phos-tui and of the dashboard, from a session on this machine (root)"
 	@echo "make lint      ruff, mypy, import-linter, lengths of files and functions, clang-format"
 	@echo "make tidy      clang-tidy, over a part of what runs in programs and beside them"
 	@echo "make clean     remove what was built; the virtual environment and CRIU stay"
@@ -257,9 +257,10 @@ docs: build/.site-packages
 	@cp --recursive --parents README.md CHANGELOG.md CONTRIBUTING.md LICENSE NOTICE docs examples build/pages
 	@NO_MKDOCS_2_WARNING=1 $(STEP) "site, build/site/index.html" $(LOGS)/docs.log build/site-venv/bin/mkdocs build --strict --quiet
 
-screens: setup build
+screens: setup build build/.prometheus
 	@$(PY) packaging/make_overview.py
 	@$(PY) packaging/make_screens.py
+	@$(PY) packaging/make_dashboard.py
 
 build/.site-packages: packaging/site-requirements.txt | build/.packages
 	@$(STEP) "packages for the site" $(LOGS)/site-packages.log sh -c "$(PYTHON) -m venv --clear build/site-venv && \

@@ -109,12 +109,14 @@ async def private_bus(place: Path) -> AsyncIterator[str]:
 
 
 @contextlib.asynccontextmanager
-async def daemon(place: Path, address: str) -> AsyncIterator[AsyncClient]:
-    """phosd on the private bus; a client of it."""
+async def daemon(
+    place: Path, address: str, options: Sequence[str] = ()
+) -> AsyncIterator[AsyncClient]:
+    """phosd on the private bus, with more ``options``; a client of it."""
     log = place / "phosd.log"
     env = python_environment() | {"DBUS_SESSION_BUS_ADDRESS": address}
     command = [sys.executable, "-m", "phosd.service.main", "--session"]
-    command += [f"--state-dir={place / 'state'}", f"--runtime-dir={place / 'run'}"]
+    command += [f"--state-dir={place / 'state'}", f"--runtime-dir={place / 'run'}", *options]
     async with running(command, log, env) as process, await AsyncClient.connect(address) as client:
         await _answering(client, process, log)
         yield client
