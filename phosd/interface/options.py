@@ -337,6 +337,14 @@ class ResumeOptions(QueueOptions, total=False):
     """Options of a resumption."""
 
     gpu: Annotated[str, Said("A destination.", otherwise="where the process was")]
+    hollow: Annotated[
+        bool,
+        Said(
+            "Bring the contexts back alone, so that the next `Resume` takes less time.",
+            False,
+            feature="hollow",
+        ),
+    ]
 
 
 class ImportOptions(JobOptions, total=False):

@@ -30,10 +30,17 @@ def resume(settings: Settings, pid: int, **given: Any) -> None:
     Examples:
       phos resume 4711
       phos resume 4711 --gpu 1            on another GPU of the same chip
+      phos resume 4711 --hollow           its contexts alone: then the rest takes less time
     """
     wanted = {name: value for name, value in given.items() if value}
     job = watch(settings, "Resume", pid, **wanted)
     if not settings.json:
         tell_notes(settings, job)
         seconds = (job["Ended"] - job["Started"]) / 1e6
+        if given.get("hollow"):
+            settings.say(
+                f"the contexts of process {pid} are on {gpus(job['Result'])}, after "
+                f"{seconds:.1f} s; `phos resume {pid}` brings its memory back, too"
+            )
+            return
         settings.say(f"process {pid} runs on {gpus(job['Result'])} again, after {seconds:.1f} s")

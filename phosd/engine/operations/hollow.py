@@ -1,19 +1,30 @@
-"""Take what a hollow program still has off its GPUs: its contexts."""
+"""Take the contexts of a hollow program off its GPUs, too, or bring them back alone."""
+
+from contextlib import ExitStack
 
 import msgspec
 
 from phosd.engine.faults import Point, point
+from phosd.engine.image.manifest import Manifest
 from phosd.engine.job.affected import AffectedProcess, AffectedSet
 from phosd.engine.job.progress import Progress
 from phosd.engine.job.rollback import Undo
 from phosd.engine.memory.reservation import Reservation
+from phosd.engine.node.gpus import list_gpus
 from phosd.engine.node.node import Node
-from phosd.engine.node.suspended import Suspended
+from phosd.engine.node.suspended import HOLLOW, Suspended
 from phosd.engine.operations.admission import context_bytes, require_host_memory
+from phosd.engine.operations.coming_back import (
+    affected_by,
+    back_from_driver,
+    require_resumable,
+    require_room,
+    rest_reserved,
+)
 from phosd.engine.operations.keepers import keepers
-from phosd.engine.operations.resume import require_resumable
+from phosd.engine.operations.restore.load import device_bytes
 from phosd.engine.program import driver_checkpoint
-from phosd.errors import PhosError
+from phosd.errors import Busy, InvalidOption, PhosError, Reason, Unsupported
 
 
 def hollow_program(node: Node, pid: int) -> Suspended | None:
@@ -62,6 +73,55 @@ def sink(
             progress.note(f"not all that the program had on its GPUs was given back: {error}")
         progress.finish()
         return suspended
+
+
+def rise(
+    node: Node,
+    suspended: Suspended,
+    manifest: Manifest,
+    gpu: str,
+    progress: Progress,
+    *,
+    back: bool,
+) -> dict[int, int]:
+    """Let the driver bring back what it has of a program, which is hollow then. ``gpu``: where the
+    caller wants it; ``back``: the driver has nothing of it. Returns the GPUs that the contexts are
+    on, each with itself.
+    """
+    if gpu:
+        raise InvalidOption(
+            "a program cannot become hollow on another GPU",
+            hint=f"`phos resume {suspended.pid} --gpu {gpu}`, then `phos suspend {suspended.pid} "
+            "--hollow`",
+        )
+    if back:
+        raise Busy(
+            f"the contexts of process {suspended.pid} are on its GPUs already",
+            hint=f"`phos resume {suspended.pid}` brings its memory back, too",
+        )
+    if manifest.mode == "driver":
+        raise Unsupported(
+            f"the driver has all of process {suspended.pid}, its memory included",
+            hint=f"`phos resume {suspended.pid}`",
+            reason=Reason.NOT_PARKABLE,
+        )
+    blocks = device_bytes(manifest, {})
+    contexts = {gpu: size - blocks.get(gpu, 0) for gpu, size in suspended.device_bytes.items()}
+    node.movers.begin(contexts)
+    require_room(node, suspended, manifest, contexts, {})
+    affected = affected_by(suspended, manifest, {})
+    progress.about_to_touch(affected)
+    with ExitStack() as job:
+        release = job.enter_context(rest_reserved(node, suspended, contexts, {}))
+        progress.check()
+        progress.phase("control")
+        point(Point.RESUME_CONTROL)
+        with node.gpu_locks.locked(affected.gpus, progress):
+            release()
+            back_from_driver(node.stopped, suspended, {}, list_gpus())
+    node.suspended.write(msgspec.structs.replace(suspended, hollow=True, format=HOLLOW))
+    progress.finish()
+    return {gpu: gpu for gpu in suspended.gpus}
 
 
 def _affected(hollow: Suspended) -> AffectedSet:

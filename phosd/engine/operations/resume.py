@@ -4,8 +4,8 @@ Every step first looks how far an earlier attempt came, so a resume that failed 
 repeated. The stored data stay until the program runs.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
 import msgspec
@@ -13,33 +13,44 @@ import msgspec
 from phosd.engine.faults import Point, point
 from phosd.engine.hook_client.link import HookLink, HookState, reach
 from phosd.engine.image.manifest import Manifest
-from phosd.engine.job.affected import AffectedProcess, AffectedSet
 from phosd.engine.job.progress import Progress
-from phosd.engine.memory.reservation import reserve_ahead
 from phosd.engine.node.gpus import GpuInfo, list_gpus
 from phosd.engine.node.node import Node
-from phosd.engine.node.placement import parse_moves, require_fit, whole
+from phosd.engine.node.placement import parse_moves, require_fit
 from phosd.engine.node.suspended import Suspended
-from phosd.engine.operations.admission import require_device_memory
-from phosd.engine.operations.move_checks import require_alone, require_seen, require_shareable
+from phosd.engine.operations.coming_back import (
+    affected_by,
+    back_from_driver,
+    require_resumable,
+    require_room,
+    rest_reserved,
+)
+from phosd.engine.operations.hollow import rise
+from phosd.engine.operations.move_checks import require_seen
 from phosd.engine.operations.permissions import ROOT
 from phosd.engine.operations.restore.load import LoadedMemory, device_bytes, loaded
 from phosd.engine.program import driver_checkpoint
 from phosd.engine.program.process import placed
-from phosd.engine.program.process_gpus import visible_gpus
-from phosd.engine.program.stopped import StoppedProcesses
 from phosd.engine.recovery.guarded import kept_for
 from phosd.engine.recovery.rescue import free
-from phosd.errors import Internal, InvalidOption, NotAuthorized, PhosError, Reason, Unsupported
+from phosd.errors import (
+    Internal,
+    InvalidOption,
+    PhosError,
+    Reason,
+    Unsupported,
+)
 
 
 class ResumeChoices(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Options of a resumption that users may set.
 
     ``gpu``: one GPU, or ``OLD:NEW`` for each of several; empty for the GPUs that it had.
+    ``hollow``: its contexts come back to the GPUs that it had, and its memory does not.
     """
 
     gpu: str = ""
+    hollow: bool = False
 
 
 class ResumeOptions(ResumeChoices, frozen=True):
@@ -66,25 +77,25 @@ def resume(node: Node, pid: int, options: ResumeOptions, progress: Progress) -> 
         image = job.enter_context(node.suspend_store.shelf_of(suspended).open(suspended.image))
         manifest = image.manifest = _with_pids(image.manifest, suspended)
         further = _driver_is_done(node, suspended)
+        if options.hollow:
+            return rise(node, suspended, manifest, options.gpu, progress, back=further)
         if further and _begun(node, suspended, manifest):
             moves = _end_begun(node, suspended, manifest, progress)
             after.callback(node.suspend_store.shelf_of(suspended).delete, suspended.image)
-            progress.finish()
             return moves
         gpus = list_gpus()
         chosen = _moves(options.gpu, suspended, manifest, gpus)
-        stays = suspended.hollow and further
-        moves = _with_earlier_moves(node, suspended, manifest, chosen, stays=stays)
+        moves = _with_earlier_moves(node, suspended, manifest, chosen, stays=further)
         blocks = device_bytes(manifest, moves)
         needs = blocks if further else _needs(suspended, blocks, moves)
         node.movers.begin(needs)
-        _require_room(node, suspended, manifest, needs, moves)
-        affected = _affected(suspended, manifest, moves)
+        require_room(node, suspended, manifest, needs, moves)
+        affected = affected_by(suspended, manifest, moves)
         progress.about_to_touch(affected)
         progress.phase("load", bytes_total=manifest.device_bytes)
         point(Point.RESUME_LOAD)
         memory = job.enter_context(loaded(node, image, progress, moves))
-        release = job.enter_context(_rest_reserved(node, suspended, needs, blocks))
+        release = job.enter_context(rest_reserved(node, suspended, needs, blocks))
         progress.check()
         untouched = job.enter_context(ExitStack())
         # A failed resume is repeated from here, and needs the room.
@@ -95,7 +106,7 @@ def resume(node: Node, pid: int, options: ResumeOptions, progress: Progress) -> 
         with node.gpu_locks.locked(affected.gpus, progress):
             release()
             progress.about_to_touch(replace(affected, moves=moves))
-            _back_from_driver(node.stopped, suspended, moves, gpus)
+            back_from_driver(node.stopped, suspended, moves, gpus)
         progress.phase("map")
         point(Point.RESUME_MAP)
         links = [job.enter_context(link) for link in _parked_links(node, manifest)]
@@ -128,16 +139,6 @@ def _with_pids(manifest: Manifest, suspended: Suspended) -> Manifest:
             replace(each, pid=known.get(each.pid, each.pid)) for each in manifest.processes
         ),
     )
-
-
-def require_resumable(suspended: Suspended, caller: int) -> None:
-    """Raise unless user ``caller`` may resume the program and all its processes live."""
-    if caller not in (ROOT, suspended.owner):
-        raise NotAuthorized(
-            f"process {suspended.pid} belongs to uid {suspended.owner}, not to {caller}",
-            hint="ask as root",
-        )
-    suspended.require_alive()
 
 
 @contextmanager
@@ -179,7 +180,7 @@ def _with_earlier_moves(
     :class:`Unsupported` if the program ``stays`` where its contexts are, and was to come elsewhere.
     """
     before = _moved_before(node, suspended, manifest)
-    for old, new in chosen.items() if stays else ():
+    for old, new in chosen.items() if suspended.hollow and stays else ():
         if (now := before.get(old, old)) != new:
             raise Unsupported(
                 f"the contexts of process {suspended.pid} are on GPU {now}, where alone it can be "
@@ -201,30 +202,6 @@ def _needs(
     for gpu, size in suspended.device_bytes.items():
         needs[moves.get(gpu, gpu)] = max(size, blocks.get(moves.get(gpu, gpu), 0))
     return needs
-
-
-def _rest_reserved(
-    node: Node, suspended: Suspended, needs: Mapping[int, int], blocks: Mapping[int, int]
-) -> AbstractContextManager[Callable[[], None]]:
-    """Reserve what the GPUs need beyond the blocks, until the function that it yields is called."""
-    rest = {node.movers.mover(gpu): size - blocks.get(gpu, 0) for gpu, size in needs.items()}
-    return reserve_ahead(rest, suspended.processes)
-
-
-def _require_room(
-    node: Node,
-    suspended: Suspended,
-    manifest: Manifest,
-    needs: dict[int, int],
-    moves: Mapping[int, int],
-) -> None:
-    """Raise unless the GPUs have room, and processes can share memory there as they did."""
-    require_device_memory(node, needs, "the program")
-    if manifest.shares_memory:
-        require_alone(needs, suspended.pids)
-        if moves:
-            there = {moves.get(gpu, gpu) for gpu in suspended.gpus}
-            require_shareable({pid: visible_gpus(pid) for pid in suspended.pids}, there)
 
 
 def _moved_before(node: Node, suspended: Suspended, manifest: Manifest) -> dict[int, int]:
@@ -250,36 +227,6 @@ def _moved_before(node: Node, suspended: Suspended, manifest: Manifest) -> dict[
 
 def _away(moves: Mapping[int, int]) -> dict[int, int]:
     return {old: new for old, new in moves.items() if old != new}
-
-
-def _affected(suspended: Suspended, manifest: Manifest, moves: dict[int, int]) -> AffectedSet:
-    hooked = {process.pid for process in manifest.processes if process.hooked}
-    processes = (
-        AffectedProcess(pid, start, gpu=True, hooked=pid in hooked)
-        for pid, start in suspended.processes
-    )
-    gpus = sorted({moves.get(gpu, gpu) for gpu in suspended.gpus})
-    return AffectedSet(tuple(processes), tuple(gpus))
-
-
-def _back_from_driver(
-    stopped: StoppedProcesses,
-    suspended: Suspended,
-    moves: dict[int, int],
-    gpus: Sequence[GpuInfo],
-) -> None:
-    """Let the driver restore the processes that are still checkpointed, then resume the threads
-    that phosd has stopped, all of them or none, then unlock.
-    """
-    with stopped.restore_threads_run(suspended.pids):
-        states = {pid: driver_checkpoint.state(pid) for pid in suspended.pids}
-        asleep = [pid for pid in states if states[pid] is driver_checkpoint.State.CHECKPOINTED]
-        if moves:
-            driver_checkpoint.move(asleep, whole(moves, len(gpus)))
-        else:
-            driver_checkpoint.restore_all(asleep)
-    stopped.let_go(suspended.pids)
-    driver_checkpoint.require_running(suspended.pids)
 
 
 def _parked_links(node: Node, manifest: Manifest) -> Iterator[HookLink]:
@@ -353,10 +300,11 @@ def _end_begun(
 ) -> dict[int, int]:
     """Give the hooks the rest of the memory that an earlier attempt loaded. Returns GPU moves."""
     moves = _away(_moved_before(node, suspended, manifest))
-    progress.about_to_touch(_affected(suspended, manifest, moves))
+    progress.about_to_touch(affected_by(suspended, manifest, moves))
     progress.phase("map")
     account = free(suspended.processes, node.config.runtime_dir)
     if account.failures:
         raise next(iter(account.failures.values()))
     node.suspended.remove(suspended)
+    progress.finish()
     return {gpu: moves.get(gpu, gpu) for gpu in suspended.gpus}

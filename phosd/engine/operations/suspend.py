@@ -84,6 +84,8 @@ class SuspendOptions(SuspendChoices, frozen=True):
     caller: int = ROOT
     """The user id that requested it. Only root may suspend processes of other users."""
     limits: DiskLimits = UNLIMITED
+    instead_of: Suspended | None = None
+    """The suspended program that is resumed next, whose bytes its owner has again then."""
     leave: bool = True
     """Whether phosd also ends its movers on these GPUs, unless they have other work."""
     by_runtime: bool = False
@@ -334,6 +336,8 @@ def _begin(
     where = place_for(node, options.where, size, contexts)
     shelf = node.suspend_store.shelf(where)
     quota, before = options.limits.quota(owner), _taken(node, owner)
+    if options.instead_of is not None and options.instead_of.owner == owner:
+        before -= options.instead_of.stored_bytes
     writer = job.enter_context(shelf.begin(owner))
     writer.limit(_room(shelf, where, contexts))
     writer.reserve(size)

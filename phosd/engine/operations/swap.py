@@ -3,8 +3,10 @@
 from phosd.engine.job.progress import Progress
 from phosd.engine.node.node import Node
 from phosd.engine.node.suspended import Suspended
+from phosd.engine.operations.admission import UNLIMITED, DiskLimits
+from phosd.engine.operations.coming_back import require_resumable
 from phosd.engine.operations.permissions import ROOT
-from phosd.engine.operations.resume import ResumeOptions, require_resumable, resume
+from phosd.engine.operations.resume import ResumeOptions, resume
 from phosd.engine.operations.suspend import SuspendChoices, SuspendOptions, suspend
 from phosd.errors import InvalidOption, PhosError
 
@@ -13,6 +15,7 @@ class SwapOptions(SuspendChoices, frozen=True):
     """Options of a swap: those of :class:`SuspendOptions`, for the program that is suspended."""
 
     caller: int = ROOT
+    limits: DiskLimits = UNLIMITED
 
 
 def swap(node: Node, leaving: int, coming: int, options: SwapOptions, progress: Progress) -> None:
@@ -28,13 +31,16 @@ def swap(node: Node, leaving: int, coming: int, options: SwapOptions, progress: 
         thaw=options.thaw,
         hollow=options.hollow,
         caller=options.caller,
+        limits=options.limits,
+        instead_of=waiting,
         leave=False,
         callback_deadline=options.callback_deadline,
         without_callbacks=options.without_callbacks,
     )
     left = suspend(node, leaving, how, progress)
     try:
-        resume(node, coming, ResumeOptions(_place(left, waiting), options.caller), progress)
+        how_back = ResumeOptions(_place(left, waiting), caller=options.caller)
+        resume(node, coming, how_back, progress)
     except PhosError as error:
         progress.note(
             f"process {coming} could not be resumed, so process {leaving} was resumed instead"

@@ -239,7 +239,7 @@ class NodeEngine:
         return migrate(self._node, pid, options, progress)
 
     def suspend(self, pid: int, request: SuspendRequest, caller: int, progress: Progress) -> str:
-        options = _chosen(SuspendOptions, request, caller=caller)
+        options = _chosen(SuspendOptions, request, caller=caller, limits=self._limits)
         suspended = suspend(self._node, pid, options, progress)
         progress.figures.stored_bytes = suspended.stored_bytes
         return suspended.where
@@ -281,7 +281,7 @@ class NodeEngine:
     def swap(
         self, leaving: int, coming: int, request: SuspendRequest, caller: int, progress: Progress
     ) -> None:
-        options = _chosen(SwapOptions, request, caller=caller)
+        options = _chosen(SwapOptions, request, caller=caller, limits=self._limits)
         swap(self._node, leaving, coming, options, progress)
 
     def divided(self, gpu: int) -> str:

@@ -9,6 +9,7 @@ from phosd.engine.operations.admission import DiskLimits, SizeOrShare
 from phosd.engine.operations.checkpoint import CheckpointOptions, checkpoint
 from phosd.engine.operations.resume import ResumeOptions, resume
 from phosd.engine.operations.suspend import SuspendOptions, suspend
+from phosd.engine.operations.swap import SwapOptions, swap
 from phosd.errors import OutOfSpace
 from phosd.units import human_bytes
 from tests.node.checkpoint_restore.conftest import Starter
@@ -64,6 +65,9 @@ def test_images_and_suspended_programs_count_together(node: Node, start: Starter
     less = of_all(suspended.stored_bytes + (1 << 18))
     with pytest.raises(OutOfSpace, match=message):
         suspend(node, second.pid, SuspendOptions(limits=less), Progress())
+    # What is resumed gives its room to what takes its place.
+    swap(node, second.pid, first.pid, SwapOptions(limits=less), Progress())
+    swap(node, first.pid, second.pid, SwapOptions(limits=less), Progress())
     resume(node, first.pid, ResumeOptions(), Progress())
     assert node.suspend_store.taken(0) == 0
     first.more_steps(2)

@@ -21,7 +21,7 @@ from phosd.engine.recovery.guarded import left_parked
 from phosd.engine.recovery.rescue import bring_back
 from phosd.engine.recovery.startup import settle
 from phosd.engine.recovery.stranded import stranded
-from phosd.errors import Busy, Unsupported
+from phosd.errors import Busy, InvalidOption, Unsupported
 from tests.node.checkpoint_restore.conftest import Starter
 from tests.node.checkpoint_restore.cycle import Undisturbed, all_compute_right, computes_right
 from tests.node.checkpoint_restore.test_trouble import at_phase
@@ -85,6 +85,38 @@ def test_it_leaves_its_gpu_for_another(
     assert told(node, target) == ("suspended", (), False)
     assert resume(node, target.pid, ResumeOptions("1"), Progress()) == {0: 1}
     computes_right(target, undisturbed)
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_its_contexts_come_back_first(
+    program: str, node: Node, start: Starter, undisturbed: Undisturbed
+) -> None:
+    target = start(program)
+    target.wait_for_steps(3)
+    used = gpus_of(node, target)
+    suspend(node, target.pid, SuspendOptions(), Progress())
+    assert told(node, target) == ("suspended", (), False)
+    with pytest.raises(InvalidOption, match="hollow on another GPU"):
+        resume(node, target.pid, ResumeOptions("1", hollow=True), Progress())
+    resume(node, target.pid, ResumeOptions(hollow=True), Progress())
+    assert driver_checkpoint.state(target.pid) is State.RUNNING
+    assert told(node, target) == ("suspended", used, True)
+    assert not left_parked(node.config.runtime_dir)
+    with pytest.raises(Busy, match="on its GPUs already"):
+        resume(node, target.pid, ResumeOptions(hollow=True), Progress())
+    progress = Progress()
+    resume(node, target.pid, ResumeOptions(), progress)
+    computes_right(target, undisturbed)
+
+
+def test_what_the_driver_has_whole_has_no_contexts_apart(node: Node, start: Starter) -> None:
+    target = start("single", hooked=False)
+    target.wait_for_steps(3)
+    suspend(node, target.pid, SuspendOptions(), Progress())
+    with pytest.raises(Unsupported, match="its memory included"):
+        resume(node, target.pid, ResumeOptions(hollow=True), Progress())
+    resume(node, target.pid, ResumeOptions(), Progress())
+    target.more_steps(2)
 
 
 def test_who_cannot_leave_stays_hollow(
@@ -162,7 +194,7 @@ def test_one_that_is_cancelled_runs_on(
 ) -> None:
     target = start("single")
     target.wait_for_steps(3)
-    for phase in ("quiesce", "park", "save"):
+    for phase in ("quiesce", "park"):
         with pytest.raises(Exception, match="cancel"):
             suspend(node, target.pid, HOLLOW, at_phase(phase, Progress.cancel))
         assert not node.suspended.all()
@@ -174,9 +206,10 @@ def test_one_that_is_cancelled_runs_on(
     [
         ("hollow", ("quiesce", "park", "save", "publish", "release"), ()),
         ("sink", ("control", "publish", "release"), ("control", "publish", "release")),
+        ("rise", ("control",), ("control",)),
         ("resume", ("load", "control", "map", "open"), ("load",)),
     ],
-    ids=["hollow", "sink", "resume"],
+    ids=["hollow", "sink", "rise", "resume"],
 )
 def test_the_engine_is_killed(
     action: str,
@@ -190,6 +223,7 @@ def test_the_engine_is_killed(
     module, options = {
         "hollow": ("suspend", "SuspendOptions(hollow=True)"),
         "sink": ("suspend", "SuspendOptions()"),
+        "rise": ("resume", "ResumeOptions(hollow=True)"),
         "resume": ("resume", "ResumeOptions()"),
     }[action]
     program = f"""
@@ -207,7 +241,7 @@ node = Node(NodeConfig(place / "state", place / "run"))
     for point in points:
         with Node(config) as node:
             if action != "hollow" and not node.suspended.all():
-                suspend(node, target.pid, HOLLOW, Progress())
+                suspend(node, target.pid, SuspendOptions(hollow=action != "rise"), Progress())
         fault = os.environ | {"PHOS_FAULT": f"{module}-{point}:1:kill"}
         words = [sys.executable, "-c", program, str(place), str(target.pid)]
         log = place / "engine.log"
