@@ -163,6 +163,9 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     within: str = ""
     """The pod, Slurm job or container that the program was in, in words; empty: none, or older."""
 
+    ended: bool = False
+    """Whether the program was ended with it, so that nothing else is left of it."""
+
     @property
     def called(self) -> Called:
         """What people call its program, and what that was in."""

@@ -89,7 +89,12 @@ class UserLimits(msgspec.Struct, frozen=True):
         about("How many versions of a file that restores have left beside it are kept."),
     ] = None
     keep_last: Annotated[
-        Truth, about("Whether the last good image of a living process is kept nevertheless.")
+        Truth,
+        about(
+            "Whether the last good image of a living process is kept nevertheless, and, until it "
+            "is older than `keep_days`, the image with which a program was ended and from which "
+            "nobody has restored it yet."
+        ),
     ] = True
 
     @property

@@ -28,12 +28,13 @@ def due(
     kept: Collection[str],
     damaged: Collection[str],
     now: float,
+    waiting: Collection[str] = (),
 ) -> dict[str, str]:
     """Return the images of one user that are due for deletion, oldest first, each with the reason.
 
     ``images`` are all images of the user, oldest first. Images in ``kept`` stay whatever the limits
-    are; ``damaged`` ones do not count among the newest to keep. ``now`` is in seconds since the
-    epoch.
+    are, those that are ``waiting`` until they are too old; ``damaged`` ones do not count among the
+    newest to keep. ``now`` is in seconds since the epoch.
     """
     gone: dict[str, str] = {}
     newer = 0
@@ -55,14 +56,15 @@ def due(
         days = (now - _created(image)) / _DAY
         if limits.keep_days is not None and days > limits.keep_days:
             gone[image.id] = f"it is {days:.1f} days old, {limits.keep_days:g} are kept (keep_days)"
-    reasons = {image.id: gone[image.id] for image in images if image.id in gone.keys() - set(kept)}
+    stay = {*kept, *(image for image in waiting if "keep_days" not in gone.get(image, ""))}
+    reasons = {image.id: gone[image.id] for image in images if image.id in gone.keys() - stay}
     if limits.keep_bytes is None:
         return reasons
     usage = Usage(image for image in images if image.id not in reasons)
     for image in images:
         if usage.total <= limits.keep_bytes:
             break
-        if image.id in reasons or image.id in kept:
+        if image.id in reasons or image.id in stay:
             continue
         reasons[image.id] = (
             f"images take {human_bytes(usage.total)}, {human_bytes(limits.keep_bytes)} are kept "
@@ -135,6 +137,17 @@ def last_good(
     return {image for process, image in newest.items() if _lives(process)}
 
 
+def left_alone(
+    images: Iterable[Manifest], damaged: Collection[str], restored: Mapping[str, str]
+) -> set[str]:
+    """Return the images with which programs were ended that nobody has restored since: nothing else
+    is left of them. ``restored`` is as of :func:`last_good`.
+    """
+    back = {*restored.values()}
+    ended = {image.id for image in images if image.ended}
+    return ended - back - set(damaged)
+
+
 class Retention:
     """Deletes images that exceed the limits. Every call blocks, so keep it off the event loop."""
 
@@ -161,10 +174,11 @@ class Retention:
                 self._delete_versions(owner, limits.keep_versions, in_use)
             if not limits.delete:
                 continue
-            kept = set(in_use)
+            kept, waiting = set(in_use), set[str]()
             if limits.keep_last:
                 kept |= last_good(theirs, damaged, self._history.restored)
-            deleted += self._delete(owner, due(theirs, limits, kept, damaged, age_clock()))
+                waiting = left_alone(theirs, damaged, self._history.restored)
+            deleted += self._delete(owner, due(theirs, limits, kept, damaged, age_clock(), waiting))
         return deleted
 
     def _delete_versions(self, owner: int, most: int, in_use: Collection[str]) -> None:

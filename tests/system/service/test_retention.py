@@ -21,7 +21,7 @@ from phosd.service.history.history import History
 from phosd.service.jobs.limits import UserLimits
 from phosd.service.process_identity import identify, key_of, process_key
 from phosd.service.tasks.local_engine import NodeEngine
-from phosd.service.tasks.retention import Retention, due, last_good, old
+from phosd.service.tasks.retention import Retention, due, last_good, left_alone, old
 from tests.support.fake_engine import FakeEngine, block, manifest
 from tests.support.harness import wait_until
 from tests.support.service import Service
@@ -63,6 +63,34 @@ def test_what_is_due(
     reasons = due(FOUR, limits, kept, damaged, NOW)
     assert "".join(reasons) == gone
     assert all(reasons.values())
+
+
+def test_what_a_program_was_ended_with_waits_for_its_restore() -> None:
+    """Nothing else is left of it; only its age counts."""
+    ended = [msgspec.structs.replace(each, ended=each.id in "ab", name="") for each in FOUR]
+    assert left_alone(ended, (), {}) == {"a", "b"}
+    assert left_alone(ended, {"b"}, {"boot/7/1": "a"}) == set()
+    waiting = left_alone(ended, (), {})
+    assert "".join(due(ended, UserLimits(keep=1), (), (), NOW, waiting)) == "c"
+    assert "".join(due(ended, UserLimits(keep=1, keep_days=8), (), (), NOW, waiting)) == "ac"
+    large = [image(name, 1) for name in "abc"]
+    limits = UserLimits(keep_bytes=0)
+    assert "".join(due(large, limits, (), (), NOW, {"a"})) == "bc"
+
+
+def test_programs_that_were_ended_survive_those_that_end_after_them(tmp_path: Path) -> None:
+    history = History(tmp_path / "history.db")
+    engine = FakeEngine()
+    for name in "abc":
+        engine.stored[name] = msgspec.structs.replace(image(name), ended=name != "c")
+    rules = (UserLimits(keep=1),)
+    assert Retention(engine, history).enforce(rules, ()) == 0
+    history.restored["boot/7/1"] = "a"  # it has ended since
+    assert Retention(engine, history).enforce(rules, ()) == 1
+    assert set(engine.stored) == {"b", "c"}
+    assert Retention(engine, history).enforce((UserLimits(keep=1, keep_last=False),), ()) == 1
+    assert set(engine.stored) == {"c"}
+    history.close()
 
 
 def test_so_many_are_kept_of_each_program_that_has_a_name() -> None:

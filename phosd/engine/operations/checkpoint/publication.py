@@ -75,6 +75,7 @@ class Publication:
             number=self._number,
             phosd=__version__,
             within=self._within,
+            ended=self.options.then == "end",
         )
         require_restorable(self.node, manifest, self.writer.folder)
         self.writer.publish(manifest)
