@@ -46,9 +46,12 @@ class StoreFolder:
             self.key = DigestKey(self.secret())
             if memory is not None and not memory.claim(self.key.packed):
                 _log.warning(
-                    "images go to the disk at once, as %s has those of another state folder;"
-                    " unmount it if they are not needed",
+                    "images go to the disk at once, as %s has those of another state folder%s;"
+                    " set state_dir back to have them, or unmount it when nobody needs them",
                     memory.path,
+                    ", and memory of suspended programs, which are lost without it"
+                    if memory.has_suspended
+                    else "",
                 )
                 self._memory = None
         """The key of every digest in this store."""

@@ -132,6 +132,11 @@ class MemoryTier(Tier):
         """Whether the file system is still mounted."""
         return super().is_there and self.path.stat().st_dev == self._device
 
+    @property
+    def has_suspended(self) -> bool:
+        """Whether what suspended programs had on their GPUs is beside the images."""
+        return any((self.path / SUSPENDED / "images").glob("*/manifest.json"))
+
     def claim(self, key: bytes) -> bool:
         """Make this the tier of the store with this key. Returns whether it is no other's."""
         name = hashlib.sha256(key).hexdigest()

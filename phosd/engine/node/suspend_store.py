@@ -25,6 +25,15 @@ from phosd.errors import Busy, NoSuchImage
 _log = logging.getLogger(__name__)
 
 
+def _elsewhere(suspended: Suspended, where: str) -> NoSuchImage:
+    pid = suspended.pid
+    return NoSuchImage(
+        f"what process {pid} had on its GPUs {where}",
+        hint="set state_dir back to what it was when the program was suspended, restart phosd, and "
+        f"`phos resume {pid}`; what is in memory is lost once it is unmounted",
+    )
+
+
 class SuspendStore:
     """Stores of suspended programs, listed in ``register``, with the digests of ``images``.
 
@@ -68,12 +77,26 @@ class SuspendStore:
         return self._store(self._new_in_memory() if where == "memory" else self._disk)
 
     def shelf_of(self, suspended: Suspended) -> Store:
-        """Return the store that has the device memory of a suspended program."""
+        """Return the store that has the device memory of a suspended program. Raises
+        :class:`NoSuchImage` if it is that of another state folder.
+        """
         if suspended.where == "memory":
             for folder in self._in_memory:
                 if is_own(folder) and self._store(folder).disk.has(suspended.image):
-                    return self._store(folder)
-        return self.shelf(suspended.where)
+                    return self._ours(folder, suspended)
+        shelf = self.shelf(suspended.where)
+        if not shelf.disk.has(suspended.image):
+            raise _elsewhere(suspended, f"is not in {shelf.state}")
+        return shelf
+
+    def _ours(self, folder: Path, suspended: Suspended) -> Store:
+        """Return the store there. Raises :class:`NoSuchImage` if another state folder has the
+        secret of its digests.
+        """
+        shelf = self._store(folder)
+        if shelf.key.packed != self._images.key.packed:
+            raise _elsewhere(suspended, f"is in {folder}, of another state folder")
+        return shelf
 
     def format_for(self, where: str, *, with_pids: bool, hollow: bool) -> int:
         """Return the format of the file of a program that is being suspended."""

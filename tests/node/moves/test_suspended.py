@@ -17,7 +17,7 @@ from phosd.engine.operations.suspend import SuspendOptions, suspend
 from phosd.engine.operations.swap import SwapOptions, swap
 from phosd.engine.recovery.guarded import left_parked
 from phosd.engine.recovery.startup import settle
-from phosd.errors import Busy, Internal, OutOfMemory
+from phosd.errors import Busy, Internal, NoSuchImage, OutOfMemory
 from tests.node.checkpoint_restore.conftest import Starter
 from tests.node.checkpoint_restore.cycle import Undisturbed, all_compute_right, computes_right
 from tests.node.checkpoint_restore.test_trouble import at_phase
@@ -55,7 +55,7 @@ def test_who_cannot_come_in_a_swap_leaves_the_other_where_it_was(
         monkeypatch.undo()
         raise OutOfMemory("GPU 0 is full")
 
-    monkeypatch.setattr("phosd.engine.operations.resume.require_device_memory", full)
+    monkeypatch.setattr("phosd.engine.operations.coming_back.require_device_memory", full)
     with pytest.raises(OutOfMemory, match="is full") as raised:
         swap(node, first.pid, second.pid, SwapOptions(), Progress())
     assert not getattr(raised.value, "__notes__", ())
@@ -82,6 +82,26 @@ def test_the_next_engine_resumes_it(
         resume(node, target.pid, ResumeOptions("0:1,1:0"), Progress())
         computes_right(target, undisturbed)
         migrate(node, target.pid, MigrateOptions("1:0,0:1"), Progress())
+        computes_right(target, undisturbed)
+
+
+@pytest.mark.parametrize("where", ["memory", "disk"])
+def test_with_another_state_folder_it_waits_for_its_own(
+    where: str, place: Path, start: Starter, undisturbed: Undisturbed, tmp_path: Path
+) -> None:
+    own = NodeConfig(place / "state", place / "run")
+    with Node(own) as node:
+        target = start("single")
+        target.wait_for_steps(3)
+        suspend(node, target.pid, SuspendOptions(where=where), Progress())
+    with Node(NodeConfig(tmp_path / "state", place / "run")) as other:
+        settle(other, [])
+        with pytest.raises(NoSuchImage, match="set state_dir back to what it was") as no:
+            resume(other, target.pid, ResumeOptions(), Progress())
+        assert no.value.what.startswith(f"what process {target.pid} had on its GPUs ")
+    with Node(own) as node:
+        settle(node, [])
+        resume(node, target.pid, ResumeOptions(), Progress())
         computes_right(target, undisturbed)
 
 
