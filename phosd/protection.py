@@ -49,8 +49,10 @@ _SIGNS = {
     Protection.ENDED: "\N{WHITE SQUARE}",
 }
 
-_MISTAKES = ("InvalidOption", "NoSuchProcess", "NoSuchImage")
-"""Errors that say of a request that it was none to fulfil, and nothing of the program."""
+_MISTAKES = ("Busy", "InvalidOption", "NoSuchProcess", "NoSuchImage")
+"""Errors that say of a request that it was none to fulfil then, and nothing of the program: one
+that is suspended, or that another job works on. Where nothing else is saved the image gets late.
+"""
 
 LATE = 1.5
 """Intervals of its schedule after which a program's newest image is late."""
@@ -169,13 +171,15 @@ def _program(
     known = [image for each in group if (image := images.get(each.last_image)) is not None]
     image = max(known, key=lambda each: each.created or 0.0, default=None)
     every = min((each.every for each in group if each.every), default=0.0)
-    trouble = _trouble(jobs)
+    failed = _failed(jobs)
+    trouble = max(failed, key=lambda job: job.number, default=None)
+    unsaved = any(job.operation == "checkpoint" for job in failed)
     made = image.created if image is not None else None
     return Program(
         name=group[0].name,
         user_name=group[0].user_name,
         processes=tuple(group),
-        protection=_protection(made, every, trouble, now),
+        protection=_protection(made, every, now, unsaved=unsaved),
         restarter=next((each.restarter for each in group if each.restarter), ""),
         image=image,
         every=every,
@@ -191,17 +195,16 @@ def is_failure(error: str) -> bool:
     return error not in _MISTAKES
 
 
-def _trouble(jobs: Sequence[Job]) -> Job | None:
-    """Return the last job that failed, if none of its kind has succeeded since."""
+def _failed(jobs: Sequence[Job]) -> list[Job]:
+    """Return the last job of each kind that failed, if none of its kind has succeeded since."""
     meant = (job for job in jobs if job.over and is_failure(job.error))
     ended = sorted(meant, key=lambda job: job.number)
     last = {job.operation: job for job in ended if job.state in ("done", "failed")}
-    failed = (job for job in last.values() if job.state == "failed")
-    return max(failed, key=lambda job: job.number, default=None)
+    return [job for job in last.values() if job.state == "failed"]
 
 
-def _protection(made: float | None, every: float, trouble: Job | None, now: float) -> Protection:
-    if trouble is not None and trouble.operation == "checkpoint":
+def _protection(made: float | None, every: float, now: float, *, unsaved: bool) -> Protection:
+    if unsaved:
         return Protection.FAILED
     if made is None:
         return Protection.NEVER

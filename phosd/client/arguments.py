@@ -45,3 +45,14 @@ def _require_type(name: str, value: Any, signature: str) -> None:
         fits = 0 <= value < _END[signature]
     if not fits:
         raise CallError(f"{ERROR_PREFIX}InvalidOption", f"{name} is {words}, not {value!r}")
+    if isinstance(value, str) and not _is_carried(value):
+        said = f"{name} is {value!r}, which has a zero byte, or bytes that are no UTF-8"
+        raise CallError(f"{ERROR_PREFIX}InvalidOption", said)
+
+
+def _is_carried(text: str) -> bool:
+    """Return whether D-Bus takes the text; it ends the connection of who sends another one."""
+    try:
+        return b"\0" not in text.encode()
+    except UnicodeEncodeError:
+        return False

@@ -52,6 +52,9 @@ def test_an_image_is_as_old_as_its_schedule_allows(
         ([replace(failed(1), error="InvalidOption")], Protection.SAVED, None),
         ([failed(1), replace(failed(2), error="InvalidOption")], Protection.FAILED, 1),
         ([replace(failed(1), error="NotAuthorized")], Protection.FAILED, 1),
+        ([replace(failed(1), error="Busy")], Protection.SAVED, None),
+        ([failed(1), failed(2, "suspend")], Protection.FAILED, 2),
+        ([failed(1), replace(failed(2, "suspend"), state="done")], Protection.FAILED, 1),
     ],
 )
 def test_what_failed_last_counts_until_it_succeeds(

@@ -61,7 +61,11 @@ def _open(file: Path) -> Iterator[tuple[FileIO, Callable[[], None]]]:
         with open(sys.stdout.fileno(), "wb", buffering=0, closefd=False) as out:
             yield out, _nothing
         return
-    if file.is_dir():
+    try:
+        folder = file.is_dir()
+    except OSError as error:
+        raise CommandError("InvalidOption", f"{file} cannot be written to: {error}") from error
+    if folder:
         raise CommandError("InvalidOption", f"{file} is a folder; name a file in it")
     if file.exists() and not file.is_file():  # a tape, or a pipe
         with file.open("wb", buffering=0) as out:

@@ -63,8 +63,15 @@ def only_one(name: str) -> Iterator[None]:
     Raises :class:`CommandError` if somebody does already, or one runs.
     """
     folder = runs_folder().parent / "names"
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    lock = os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        raise CommandError(
+            "Unsupported",
+            f"the program was not started: {folder} cannot be used ({error}); set XDG_STATE_HOME "
+            "to a folder that you may write to",
+        ) from error
     try:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

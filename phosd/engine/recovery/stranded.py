@@ -1,5 +1,6 @@
 """Find processes that nobody works on or has suspended, and that do not run on by themselves."""
 
+import contextlib
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from phosd.engine.program import driver_checkpoint, process
 from phosd.engine.program.stopped import StoppedProcesses
 from phosd.engine.recovery.hollow import rests
 from phosd.engine.recovery.rescue import worked_on
-from phosd.engine.system import procfs
+from phosd.engine.system import pid_namespaces, procfs
 from phosd.engine.system.instance_lock import in_use
 from phosd.engine.system.procfs import ProcessId
 from phosd.engine.system.unkillable_reads import ABANDONABLE_THREADS, owner
@@ -37,7 +38,8 @@ def stranded(runtime_dir: Path) -> list[Stranded]:
     """Return the GPU processes that are stopped, except by a running job.
 
     Only the owner of the runtime folder can tell suspended processes, and those under a job, from
-    stranded ones. For other users, processes that the driver has checkpointed are left out.
+    stranded ones. For other users, processes that the driver has checkpointed are left out, and
+    those in pid namespaces whose hooks only root can reach.
     """
     ours = os.access(runtime_dir, os.W_OK) or not runtime_dir.exists()
     busy = worked_on(runtime_dir) if ours and in_use(runtime_dir) else {}
@@ -100,5 +102,13 @@ def _why_stranded(
         with HookLink(pid, runtime_dir, WAKE_SECONDS) as link:
             return "parked" if link.hello().state is HookState.PARKED else ""
     except PhosError:
+        if os.geteuid() != 0 and _is_nested(pid):
+            return ""  # root alone may enter the folder where it listens
         # It may be detached, as a parked hook is; only waking it would tell.
         return "perhaps parked: its hook does not answer"
+
+
+def _is_nested(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return pid_namespaces.is_nested(pid)
+    return False

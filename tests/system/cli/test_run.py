@@ -66,6 +66,11 @@ def test_output_without_a_place_is_not_the_commands_fault(monkeypatch: pytest.Mo
     assert done.returncode == 6
     assert "its output files cannot be made" in done.stderr and "/proc/nope" in done.stderr
     assert "set XDG_STATE_HOME" in done.stderr
+    words = [*PHOS, "run", "--name", "bert", "--", "true"]
+    named = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    assert named.returncode == 6, named.stderr
+    assert "/proc/nope/phos/names cannot be used" in named.stderr
+    assert "set XDG_STATE_HOME" in named.stderr
 
 
 @pytest.mark.usefixtures("home")

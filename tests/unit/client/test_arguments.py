@@ -28,6 +28,8 @@ class Word(enum.StrEnum):
         ((7,), {"keep": 1.5}, "keep is a whole number, 0 or more, not 1.5"),
         ((7,), {"keep": -1}, "keep is a whole number, 0 or more, not -1"),
         ((7,), {"queue": 1}, "queue is True or False, not 1"),
+        ((7,), {"mode": "a\0b"}, r"mode is 'a\\x00b', which has a zero byte, or bytes .*"),
+        ((7,), {"newer": "\udcff"}, r"newer is '\\udcff', which has a zero byte, or bytes .*"),
         ((7,), {"newer": [1]}, r"newer is True, False, a number or text, not \[1\]"),
     ],
 )
