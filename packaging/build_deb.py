@@ -39,6 +39,10 @@ content.
 SCHEMAS = "usr/share/phos"
 """The schemas of what `phos --json` prints, and of phosd.toml, whose first line names it."""
 UNITS = "usr/lib/systemd/system"
+SEEN = "run-phos-hook.mount"
+"""Programs in pid namespaces of their own see a folder of it for as long as they live: a new one in
+its place would be another. It stays until the package is purged.
+"""
 PLACES = (
     ("org.phos.conf", "usr/share/dbus-1/system.d"),
     ("org.phos.service", "usr/share/dbus-1/system-services"),
@@ -180,8 +184,8 @@ def add_for_others(root: Path) -> None:
 
 
 def add_units(root: Path) -> dict[str, str]:
-    """Add the files of ``systemd/``. Returns patterns of all ``UNITS`` and the names of those to be
-    ``ENABLED``, for the maintainer scripts.
+    """Add the files of ``systemd/``. Returns, for the maintainer scripts, patterns of all ``UNITS``
+    but that which programs see (:data:`SEEN`), and the names of those to be ``ENABLED``.
     """
     units, enabled = [], []
     for path in sorted((ROOT / "systemd").iterdir()):
@@ -189,7 +193,7 @@ def add_units(root: Path) -> dict[str, str]:
         if not fitting:
             sys.exit(f"{path}: this kind of file has no place in the package (see PLACES)")
         put(root / fitting[0] / path.name, path.read_bytes())
-        if fitting[0] == UNITS:
+        if fitting[0] == UNITS and path.name != SEEN:
             units.append(f"'{path.name.replace('@.', '@*.')}'")
             if "[Install]" in path.read_text():
                 enabled.append(path.name)

@@ -39,14 +39,21 @@ def test_programs_and_images_of_before_can_be_used_after(
 def test_programs_of_before_a_removal_can_be_used_after_a_new_installation(
     booted: Machine, package: Path
 ) -> None:
+    """Also one with a name, in a pid namespace of its own, which sees the old folder of sockets."""
     program = target.start(booted, "ann")
+    named = target.start(booted, "bob", gpu="--gpu soft --name kept")
     booted.run("dpkg --remove phosd")
     program.more_steps(3)
     install(booted, package)
-    wait_until(lambda: phos(booted, f"ps {program.pid}", "ann")[0]["hook"] == "hooked", "the hook")
+    for each, user in ((program, "ann"), (named, "bob")):
+        words = f"ps {each.pid}"
+        wait_until(lambda: phos(booted, words, user)[0]["hook"] == "hooked", "the hook")  # noqa: B023
     image = phos(booted, f"checkpoint {program.pid}", "ann")[-1]["result"]
     restore_after_kill(program, image)
     program.kill()
+    assert phos(booted, "checkpoint kept", "bob")[-1]["state"] == "done"
+    named.more_steps(3)
+    named.kill()
 
 
 def test_after_a_purge_programs_of_before_must_be_started_anew(

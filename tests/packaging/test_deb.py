@@ -51,6 +51,7 @@ def test_every_file_for_systemd_has_its_place(build_deb: dict[str, Any], tmp_pat
     assert folders["phosd.service"] == "system"
     assert "phosd.service" in units["ENABLED"].split()
     assert "'phosd-mover@*.service'" in units["UNITS"].split()
+    assert "'run-phos-hook.mount'" not in units["UNITS"].split(), "programs see it"
 
 
 def test_what_only_tests_run_is_not_in_it(build_deb: dict[str, Any]) -> None:
