@@ -33,16 +33,16 @@ class Service:
 
     def __init__(self, machine: Machine, name: str, mode: str) -> None:
         self._machine, self.name = machine, name
-        self._invocation = "none"
+        self.invocation = "none"
         variables = shlex.join(f"{key}={value}" for key, value in target.VARIABLES.items())
         command = target.command("single")
         unit = _UNIT.format(name=name, mode=mode, command=command, variables=variables)
         machine.put(f"/etc/systemd/system/{name}.service", unit)
         machine.run("systemctl daemon-reload")
 
-    def values(self) -> dict[int, str]:
-        """What it has said since it was started last."""
-        return parse(self._said().encode())
+    def values(self, invocation: str = "") -> dict[int, str]:
+        """What it has said since it was started last, or in an earlier invocation."""
+        return parse(self.said(invocation).encode())
 
     def start(self) -> None:
         """Start it; returns when it computes."""
@@ -52,19 +52,20 @@ class Service:
     def is_started(self) -> None:
         """Wait until it computes. Its invocation is known only while the unit is loaded."""
         words = f"systemctl show --property=InvocationID --value {self.name}"
-        self._invocation = self._machine.run(words).strip()
+        self.invocation = self._machine.run(words).strip()
         wait_until(lambda: len(self.values()) > 5, "the service to compute")
 
     def stop(self) -> None:
         """Stop it; it must be saved by that."""
         self._machine.run(f"systemctl stop {self.name}")
-        said = self._said()
+        said = self.said()
         assert "phos: saved as" in said, said
         told = self._machine.run(f"journalctl --output=cat --lines=20 --unit={self.name}")
         assert f"{self.name}.service: Deactivated successfully." in told, told
 
-    def _said(self) -> str:
-        words = f"journalctl --output=cat _SYSTEMD_INVOCATION_ID={self._invocation}"
+    def said(self, invocation: str = "") -> str:
+        by = invocation or self.invocation
+        words = f"journalctl --output=cat _SYSTEMD_INVOCATION_ID={by}"
         return self._machine.run(words, unit=False)
 
 
@@ -104,6 +105,21 @@ def test_it_goes_on_after_a_reboot(booted: Machine) -> None:
     expected = undisturbed("single", max(service.values()) + 1)
     assert service.values().items() <= expected.items()
     service.stop()
+
+
+def test_a_reboot_saves_it(booted: Machine) -> None:
+    """First as it was started, then as it was restored, in a scope made by phosd."""
+    service = Service(booted, "running", "control-group")
+    booted.run("systemctl enable running")
+    service.start()
+    for _ in range(2):
+        before = service.invocation
+        booted.reboot()
+        service.is_started()
+        said = service.said(before)
+        assert min(service.values()) == max(service.values(before)) + 1, said
+    service.stop()
+    booted.run("systemctl disable running")
 
 
 def test_who_would_restart_it_is_told(booted: Machine) -> None:

@@ -148,5 +148,7 @@ def _scope(place: Place) -> list[str]:
     """Return a command that creates a scope, enters it, and executes the words that follow."""
     name = f"restored-{time.strftime('%Y%m%dT%H%M%S')}-{secrets.token_hex(4)}.scope"
     words = ["/usr/bin/systemd-run", "--scope", "--quiet", "--collect", f"--unit={name}"]
+    # At a shutdown it ends after phosd: what saves it then is another service, ordered after phosd.
+    words += ["--property=Before=phosd.service"]
     words += [f"--property={each}" for each in place.properties]
     return [*words, f"--slice=user-{place.uid}.slice", "--description=Restored by phosd", "--"]
