@@ -225,13 +225,21 @@ def head_of(file: Reader, name: str) -> Head:
 
 
 def send_from(link: Link, head: Head, file: Reader, name: str) -> Sent:
-    """Send the image to phosd of which ``head`` was read from ``file``."""
+    """Send the image to phosd of which ``head`` was read from ``file``. What is behind the last
+    chunk that phosd wants may be missing: it has that from another image, and makes this one.
+    """
     chunks = head.contents.chunks
     link.write(head.packed)
     wanted = frozenset(mapped(link.read(map_bytes(len(chunks))), len(chunks)))
+    last = max(wanted, default=-1)
     for number, chunk in enumerate(chunks):
-        data = _exactly(file, chunk.length, name)
-        if number == len(chunks) - 1 and file.read(1):
+        try:
+            data = _exactly(file, chunk.length, name)
+        except ImageCorrupt:
+            if number > last:
+                break
+            raise
+        if number == last == len(chunks) - 1 and file.read(1):
             raise ImageCorrupt(
                 f"{name} goes on behind the end of its image",
                 hint="export the image again",

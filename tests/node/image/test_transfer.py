@@ -51,7 +51,7 @@ from phosd.errors import (
     Timeout,
     Unsupported,
 )
-from phosd.portable import FORMAT, Chunk, Head
+from phosd.portable import FORMAT, Chunk, Head, packed_map
 from phosd.service.api import views
 from tests.support import rotation
 from tests.support.samples import append, everything, manifest_of
@@ -215,6 +215,48 @@ def test_what_arrives_is_what_was_saved(here: Store, there: Node) -> None:
     again = parsed(parts(exported(there.store, arrived.id))[0].manifest)
     assert (again.chunks, again.files, again.blocks) == (found.chunks, found.files, found.blocks)
     assert parts(exported(here, image.id))[0] == parts(data)[0]  # the same bytes each time
+
+
+class Asking:
+    """A phosd that wants these chunks."""
+
+    def __init__(self, wanted: Sequence[int], count: int) -> None:
+        self._map = packed_map([number in wanted for number in range(count)])
+        self.got = b""
+
+    def read(self, count: int) -> bytes:
+        assert count == len(self._map)
+        return self._map
+
+    def write(self, data: bytes) -> None:
+        self.got += data
+
+    def wait_for_end(self) -> None:
+        """It ends at once."""
+
+
+def test_what_phosd_does_not_want_may_be_missing_from_a_file(here: Store) -> None:
+    """It has that from another image, and makes this one: then nothing has failed."""
+    data = exported(here, publish(here).id)
+    head, rest = parts(data)
+    chunks = parsed(head.manifest).chunks
+    first, last = chunks[0].length, len(chunks) - 1
+
+    def sends(wanted: Sequence[int], behind: bytes) -> tuple[int, bytes]:
+        link: Any = Asking(wanted, len(chunks))
+        done = send_from(link, head, io.BytesIO(behind), "bert.phos")
+        return done.sent_chunks, link.got.removeprefix(head.packed)
+
+    assert sends([0], rest) == sends([0], rest[:first]) == (1, rest[:first])
+    assert sends([0], rest + b"more") == (1, rest[:first])
+    assert sends([], b"") == (0, b"")
+    for wanted, behind, why in (
+        ([0], rest[: first - 1], "ends in the middle"),
+        ([0, last], rest[:-1], "ends in the middle"),
+        ([last], rest + b"more", "goes on behind the end"),
+    ):
+        with pytest.raises(ImageCorrupt, match=f"bert.phos {why}"):
+            sends(wanted, behind)
 
 
 def test_what_is_here_already_is_not_stored_again(here: Store, there: Node) -> None:
