@@ -123,6 +123,8 @@ def _of_call(error: "CallError", bus: str) -> PhosError:
             f"phosd did not start when it was called: {error.text}",
             hint="`journalctl -u phosd` tells why",
         )
+    if error.name.endswith(".Disconnected"):
+        return NoBus(error.text, hint="connect again: a client does not outlive its bus")
     if error.name.endswith(".UnknownObject"):
         return OtherError("UnknownObject", error.text, hint="it has ended or was deleted meanwhile")
     if error.name.endswith(".AccessDenied"):

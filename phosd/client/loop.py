@@ -1,6 +1,7 @@
 """Run coroutines for threads that have no event loop."""
 
 import asyncio
+import os
 import threading
 import time
 from collections.abc import AsyncGenerator, Coroutine, Generator
@@ -19,22 +20,30 @@ class Loop:
             target=self._loop.run_forever, name="phos-client", daemon=True
         )
         self._thread.start()
+        self._process = os.getpid()
         self.closed = False
         """Whether :meth:`close` was called."""
 
     def run(self, work: Coroutine[Any, Any, _T]) -> _T:
         """Run it to its end; an exception here, such as an interrupt, ends it. Raises
-        :class:`RuntimeError` if the client is closed.
+        :class:`RuntimeError` if the client is closed, or was made before a fork: the thread is the
+        parent's.
         """
-        if self.closed:
+        if self.closed or not self.is_here:
             work.close()
-            raise RuntimeError("this client is closed; make another one")
+            why = "is closed" if self.closed else "was made before a fork"
+            raise RuntimeError(f"this client {why}; make another one")
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
         except BaseException:
             future.cancel()
             raise
+
+    @property
+    def is_here(self) -> bool:
+        """Whether the thread is one of this process."""
+        return os.getpid() == self._process
 
     def each(
         self, items: AsyncGenerator[_T, None], timeout: float | None = None
@@ -54,6 +63,8 @@ class Loop:
         be given to it from now on: it would never be done.
         """
         self.closed = True
+        if not self.is_here:
+            return
         asyncio.run_coroutine_threadsafe(_end_others(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()

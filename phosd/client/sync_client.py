@@ -38,7 +38,8 @@ class Client:
     def close(self) -> None:
         """Disconnect. Jobs go on."""
         if not self._loop.closed:
-            self._loop.run(self._client.close())
+            if self._loop.is_here:
+                self._loop.run(self._client.close())
             self._loop.close()
 
     def __enter__(self) -> Self:

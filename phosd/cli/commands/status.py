@@ -12,6 +12,7 @@ from phosd.cli.command import command
 from phosd.cli.settings import Settings
 from phosd.client.daemon import Managed
 from phosd.client.errors import Exit
+from phosd.client.past import past_job
 from phosd.client.records import Image, Job, Process, records_of
 from phosd.client.storage import Storage
 from phosd.client.text import human_bytes, since
@@ -19,8 +20,11 @@ from phosd.client.times import time_text
 from phosd.client.users import user_name
 from phosd.errors import Internal
 from phosd.interface.methods import GPU, PROCESS
-from phosd.protection import Program, Protection, ended, programs, running
+from phosd.protection import TOLD, Program, Protection, ended, programs, running
 from phosd.units import duration_text
+
+_MOST = 2000
+"""Jobs of the history that are looked at."""
 
 
 @command()
@@ -49,7 +53,7 @@ def status(settings: Settings) -> None:
     """
     found, unreachable = _everything(settings)
     now = time.time()
-    all_programs = _judged(found, now)
+    all_programs = _judged(found, _past_checkpoints(settings, now), now)
     if not settings.json:
         _summarise(settings, all_programs, found)
     settings.rows(
@@ -90,16 +94,29 @@ def _everything(settings: Settings) -> tuple[Managed, str]:
         return managed(settings, "ListProcesses", "ListJobs", "ListGPUs"), error.text
 
 
-def _judged(found: Managed, now: float) -> list[Program]:
-    """Return the programs of which we may know, those that need somebody first."""
-    known = records_of(found, user_name).values()
-    records = (
-        [each for each in known if isinstance(each, Process) and _is_told(each, found)],
-        [each for each in known if isinstance(each, Image)],
-        [each for each in known if isinstance(each, Job)],
-        now,
+def _past_checkpoints(settings: Settings, now: float) -> list[Job]:
+    """Return the checkpoints of which the history knows, as far as programs that have ended since
+    are told of: phosd itself knows only those since its start, and not all of them.
+    """
+    since = int((now - TOLD) * 1e6)
+    rows = call(
+        settings, "ListHistory", operation="checkpoint", state="done", since=since, limit=_MOST
     )
-    return [*programs(*records), *ended(*records)]
+    return [past_job(row) for row in rows]
+
+
+def _judged(found: Managed, past: list[Job], now: float) -> list[Program]:
+    """Return the programs of which we may know, those that need somebody first. ``past``: jobs of
+    the history.
+    """
+    known = records_of(found, user_name).values()
+    processes = [each for each in known if isinstance(each, Process) and _is_told(each, found)]
+    images = [each for each in known if isinstance(each, Image)]
+    jobs = [each for each in known if isinstance(each, Job)]
+    return [
+        *programs(processes, images, jobs, now),
+        *ended(processes, images, [*past, *jobs], now),
+    ]
 
 
 def _is_told(process: Process, found: Managed) -> bool:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import os
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from phosd.engine.image.manifest import Manifest
 from phosd.engine.system.procfs import process_id
 from phosd.errors import Internal, OutOfSpace
+from phosd.service.jobs.table import Job, JobState, Outcome, Task
 from tests.support import fake_engine
 from tests.support.fake_engine import manifest, this_process
 from tests.support.service import Service
@@ -71,6 +72,23 @@ def test_a_program_has_ended_after_its_last_periodic_checkpoint(node: Service) -
     assert "0: 1 ended" in shown and "\N{WHITE SQUARE} ended" in shown
     (image,) = lines(phos(node, "images", "--json").stdout)
     assert f"phos restore {image['id']}" in shown.replace("\n", " ")
+
+
+def test_one_that_ended_before_phosd_began_is_told(node: Service) -> None:
+    """As after a crash of the node: only the history knows that a schedule had saved it."""
+    now = datetime.now(UTC)
+    created = (now - timedelta(minutes=5)).isoformat()
+    image = replace(manifest("old"), created=created, name="bert", number=1)
+    node.engine.running = []
+    node.engine.stored["old"] = image
+    task = Task("checkpoint", "7", 0, frozenset(), lambda _: Outcome(), scheduled=True)
+    job = Job(900, task, now.timestamp() - 300.0, ended=now.timestamp() - 299.0)
+    job.state, job.outcome = JobState.DONE, Outcome("old")
+    node.history.job(job)
+    node.call("ListProcesses")
+    node.call("ListImages")
+    assert protection(node) == ("ended", None, 0)
+    assert "bert" in phos(node, "status").stdout
 
 
 def test_the_programs_are_told_when_the_images_cannot_be_reached(

@@ -349,6 +349,31 @@ def test_a_closed_client_leaves_nothing_behind(service: Service) -> None:
     assert done.stdout == "this client is closed; make another one\n"
 
 
+_FORKED = """
+import os, sys
+from phosd.client import Client
+with Client(sys.argv[1]) as client:
+    if os.fork() == 0:
+        try:
+            client.processes()
+        except RuntimeError as error:
+            print(error, flush=True)
+        client.close()
+        os._exit(0)
+    os.wait()
+    print(len(client.processes()))
+"""
+
+
+def test_a_client_is_of_the_process_that_made_it(service: Service) -> None:
+    """Its thread is not there in a child, which would wait for it for ever."""
+    service.engine.running = [this_process()]
+    done = subprocess.run(
+        [sys.executable, "-c", _FORKED, service.address], capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout.splitlines() == ["this client was made before a fork; make another one", "1"]
+
+
 _INTERRUPTED = """
 import sys
 from phosd.client import Client

@@ -32,6 +32,12 @@ from phosd.service.jobs.options import (
 from tests.support.harness import wait_until
 
 
+def test_who_has_lost_the_bus_is_told_to_connect_again() -> None:
+    lost = CallError("org.freedesktop.DBus.Error.Disconnected", "GetJob has no answer")
+    error = typed(lost, "system")
+    assert isinstance(error, NoBus) and "connect again" in error.hint
+
+
 def test_what_is_exported_is_there() -> None:
     for name in phosd.client.__all__:
         assert getattr(getattr(phosd.client, name), "__name__", "Record") == name
