@@ -10,6 +10,7 @@ from pathlib import Path
 
 from rich.style import Style
 from textual.pilot import Pilot
+from textual.widgets import Input
 
 FOLDER = Path(__file__).parents[2] / "unit" / "tui" / "snapshots"
 PICTURES = Path(__file__).parents[3] / "build" / "snapshots"
@@ -41,7 +42,11 @@ async def compare_all(pilot: Pilot[None], name: str) -> None:
 
 
 async def settled(pilot: Pilot[None]) -> str:
-    """Return the screen as text once two reads in a row agree."""
+    """Return the screen as text once two reads in a row agree. No cursor blinks meanwhile: on a
+    busy machine both reads may be of a moment in which it does not show.
+    """
+    for field in pilot.app.screen.query(Input):
+        field.cursor_blink = False
     before = ""
     for _ in range(_TRIES):
         await pilot.pause()
