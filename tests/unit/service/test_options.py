@@ -18,7 +18,8 @@ from phosd.service.jobs.options import (
 )
 
 PHOSD_SAYS = {
-    *("audit", "by_runtime", "caller", "experience", "leave", "limits", "name", "to", "wish"),
+    *("audit", "by_runtime", "caller", "experience", "instead_of", "leave", "limits", "name"),
+    *("to", "wish"),
 }
 OPERATIONS: list[tuple[type[msgspec.Struct], type[msgspec.Struct]]] = [
     (CheckpointRequest, CheckpointOptions),
