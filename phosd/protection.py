@@ -128,8 +128,7 @@ def ended(
     """Return the programs that a schedule saved last, and that run no more, the last first: nobody
     knows whether they have done their work. ``now`` in seconds since the epoch.
     """
-    alive = {(each.user, each.name or f"/{each.pid}") for each in processes}
-    by_id = {image.id: image for image in images}
+    by_id = {image.id: image for image in without_program(processes, images, now)}
     newest = dict[tuple[int, str], tuple[Image, Job]]()
     for job in sorted(jobs, key=lambda each: each.number):
         image = by_id.get(job.result) if job.state == "done" else None
@@ -147,10 +146,23 @@ def ended(
             due=None,
             trouble=None,
         )
-        for key, (image, job) in newest.items()
-        if job.scheduled and key not in alive and now - (image.created or 0.0) < TOLD
+        for image, job in newest.values()
+        if job.scheduled
     ]
     return sorted(found, key=lambda each: each.image.created or 0.0 if each.image else 0.0)[::-1]
+
+
+def without_program(
+    processes: Iterable[Process], images: Iterable[Image], now: float
+) -> list[Image]:
+    """Return the images whose programs run no more, for as long as these are told of."""
+    alive = {(each.user, each.name or f"/{each.pid}") for each in processes}
+    return [
+        image
+        for image in images
+        if (image.owner, image.name or f"/{image.pid}") not in alive
+        and now - (image.created or 0.0) < TOLD
+    ]
 
 
 def running(found: Iterable[Program]) -> int:

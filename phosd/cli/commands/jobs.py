@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import click
@@ -74,10 +75,14 @@ def called(rows: Sequence[Mapping[str, Any]]) -> dict[str, Callable[[dict[str, A
     """Return the columns that say what programs are called, where one of the rows has it."""
     columns = {"NAME": "name", WITHIN: "within"}
     return {
-        heading: lambda row, key=key: row.get(key) or ""  # type: ignore[misc]
+        heading: partial(_text, key)
         for heading, key in columns.items()
         if any(row.get(key) for row in rows)
     }
+
+
+def _text(key: str, row: Mapping[str, Any]) -> str:
+    return row.get(key) or ""
 
 
 def mode(row: dict[str, Any]) -> str:

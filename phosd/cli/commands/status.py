@@ -20,7 +20,7 @@ from phosd.client.times import time_text
 from phosd.client.users import user_name
 from phosd.errors import Internal
 from phosd.interface.methods import GPU, PROCESS
-from phosd.protection import TOLD, Program, Protection, ended, programs, running
+from phosd.protection import TOLD, Program, Protection, ended, programs, running, without_program
 from phosd.units import duration_text
 
 _MOST = 2000
@@ -53,7 +53,7 @@ def status(settings: Settings) -> None:
     """
     found, unreachable = _everything(settings)
     now = time.time()
-    all_programs = _judged(found, _past_checkpoints(settings, now), now)
+    all_programs = _judged(settings, found, now)
     if not settings.json:
         _summarise(settings, all_programs, found)
     settings.rows(
@@ -95,8 +95,8 @@ def _everything(settings: Settings) -> tuple[Managed, str]:
 
 
 def _past_checkpoints(settings: Settings, now: float) -> list[Job]:
-    """Return the checkpoints of which the history knows, as far as programs that have ended since
-    are told of: phosd itself knows only those since its start, and not all of them.
+    """Return the checkpoints in the history that :func:`ended` may tell of: phosd itself knows only
+    those since its start, and not all of them.
     """
     since = int((now - TOLD) * 1e6)
     rows = call(
@@ -105,18 +105,16 @@ def _past_checkpoints(settings: Settings, now: float) -> list[Job]:
     return [past_job(row) for row in rows]
 
 
-def _judged(found: Managed, past: list[Job], now: float) -> list[Program]:
-    """Return the programs of which we may know, those that need somebody first. ``past``: jobs of
-    the history.
-    """
+def _judged(settings: Settings, found: Managed, now: float) -> list[Program]:
+    """Return the programs of which we may know, those that need somebody first."""
     known = records_of(found, user_name).values()
     processes = [each for each in known if isinstance(each, Process) and _is_told(each, found)]
     images = [each for each in known if isinstance(each, Image)]
     jobs = [each for each in known if isinstance(each, Job)]
-    return [
-        *programs(processes, images, jobs, now),
-        *ended(processes, images, [*past, *jobs], now),
-    ]
+    judged = programs(processes, images, jobs, now)
+    if without_program(processes, images, now):
+        judged += ended(processes, images, [*_past_checkpoints(settings, now), *jobs], now)
+    return judged
 
 
 def _is_told(process: Process, found: Managed) -> bool:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Self
 from phosd.cli.run_command.early_signals import EarlySignals
 from phosd.cli.run_command.environment import prepend
 from phosd.cli.run_command.named import keep_command
-from phosd.cli.run_command.program import END, Program, output_folder, read_end
+from phosd.cli.run_command.program import END, Program, not_started, output_folder, read_end
 from phosd.cli.run_command.relay import SAVED, Relayed, exit_code, follow
 from phosd.cli.settings import Settings
 from phosd.client.errors import CommandError, Exit
@@ -271,11 +271,7 @@ def place_of_output() -> Path:
     try:
         return output_folder()
     except OSError as error:
-        raise CommandError(
-            "Unsupported",
-            f"the program was not started: its output files cannot be made ({error}); set "
-            "XDG_STATE_HOME to a folder that you may write to",
-        ) from error
+        raise not_started(f"its output files cannot be made ({error})") from error
 
 
 def start(

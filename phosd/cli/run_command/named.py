@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from phosd.cli.run_command.program import runs_folder
+from phosd.cli.run_command.program import not_started, runs_folder
 from phosd.client.errors import CommandError
 from phosd.engine.image.name import NAMES, may_be_given
 from phosd.engine.program.name import first_of, is_named, processes_of
@@ -67,11 +67,7 @@ def only_one(name: str) -> Iterator[None]:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except OSError as error:
-        raise CommandError(
-            "Unsupported",
-            f"the program was not started: {folder} cannot be used ({error}); set XDG_STATE_HOME "
-            "to a folder that you may write to",
-        ) from error
+        raise not_started(f"{folder} cannot be used ({error})") from error
     try:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

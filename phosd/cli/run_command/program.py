@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from phosd.client.errors import CommandError
+
 END = "end"
 """The file of an output folder that tells how its program has ended, by its last line."""
 _END_SECONDS = 5.0
@@ -28,6 +30,14 @@ def runs_folder() -> Path:
     else:
         base = Path.home() / ".local" / "state" / "phos"
     return base / "run"
+
+
+def not_started(why: str) -> CommandError:
+    """Return the error of a program that has no folder in which to write its output."""
+    return CommandError(
+        "Unsupported",
+        f"the program was not started: {why}; set XDG_STATE_HOME to a folder that you may write to",
+    )
 
 
 def output_folder() -> Path:

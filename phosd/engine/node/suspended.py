@@ -145,13 +145,17 @@ class Register:
         """Return the suspended program that has process ``pid``. Raises :class:`NoSuchProcess`, and
         :class:`Unsupported` for one that another version of phosd has suspended.
         """
-        for each in self.living():
-            if pid == each.pid or pid in each.pids:
-                return each
+        if (found := self.find(pid)) is not None:
+            return found
         self._require_readable(pid)
         raise NoSuchProcess(
             f"process {pid} is not suspended", hint="`phos ps` lists the GPU processes"
         )
+
+    def find(self, pid: int) -> Suspended | None:
+        """Return the suspended program that has process ``pid``, if one has it."""
+        having = (each for each in self.living() if pid == each.pid or pid in each.pids)
+        return next(having, None)
 
     def _require_readable(self, pid: int) -> None:
         for path in self._folder.glob("*.json"):

@@ -1,6 +1,6 @@
 """What brings a suspended program back: its room, and what the driver has of it."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 
 from phosd.engine.image.manifest import Manifest
@@ -29,8 +29,17 @@ def require_resumable(suspended: Suspended, caller: int) -> None:
     suspended.require_alive()
 
 
-def affected_by(suspended: Suspended, manifest: Manifest, moves: dict[int, int]) -> AffectedSet:
-    hooked = {process.pid for process in manifest.processes if process.hooked}
+def hooked(manifest: Manifest) -> set[int]:
+    """Return the pids of the processes that have a hook."""
+    return {process.pid for process in manifest.processes if process.hooked}
+
+
+def affected_by(
+    suspended: Suspended, hooked: Collection[int], moves: Mapping[int, int]
+) -> AffectedSet:
+    """Return the GPU processes of the program, of which those in ``hooked`` have a hook, and the
+    GPUs that it has after the ``moves``.
+    """
     processes = (
         AffectedProcess(pid, start, gpu=True, hooked=pid in hooked)
         for pid, start in suspended.processes

@@ -6,7 +6,6 @@ import msgspec
 
 from phosd.engine.faults import Point, point
 from phosd.engine.image.manifest import Manifest
-from phosd.engine.job.affected import AffectedProcess, AffectedSet
 from phosd.engine.job.progress import Progress
 from phosd.engine.job.rollback import Undo
 from phosd.engine.memory.reservation import Reservation
@@ -17,22 +16,16 @@ from phosd.engine.operations.admission import context_bytes, require_host_memory
 from phosd.engine.operations.coming_back import (
     affected_by,
     back_from_driver,
+    hooked,
     require_resumable,
     require_room,
     rest_reserved,
 )
+from phosd.engine.operations.giving_back import giving_back
 from phosd.engine.operations.keepers import keepers
 from phosd.engine.operations.restore.load import device_bytes
 from phosd.engine.program import driver_checkpoint
-from phosd.errors import Busy, InvalidOption, PhosError, Reason, Unsupported
-
-
-def hollow_program(node: Node, pid: int) -> Suspended | None:
-    """Return the hollow program that has the process, if it is of one."""
-    for each in node.suspended.living():
-        if each.hollow and (pid == each.pid or pid in each.pids):
-            return each
-    return None
+from phosd.errors import Busy, InvalidOption, Reason, Unsupported
 
 
 def sink(
@@ -46,7 +39,7 @@ def sink(
         require_host_memory(context_bytes() * len(hollow.processes))
         kept = keepers(node, hollow.gpus, progress)
         progress.check()
-        progress.about_to_touch(_affected(hollow))
+        progress.about_to_touch(affected_by(hollow, hollow.pids, {}))
         pids = sorted(hollow.pids)
         form = node.suspend_store.format_for(
             hollow.where, with_pids=bool(hollow.known), hollow=False
@@ -62,15 +55,10 @@ def sink(
             undo.add(node.suspended.write, hollow)
             node.suspended.write(suspended)
             undo.forget()
-        progress.phase("release", stopped=True)
-        try:
-            with Undo() as last_first:
-                if leave:
-                    last_first.add(node.movers.leave, hollow.device_bytes, pids)
-                last_first.add(reservation.release)
-                point(Point.SUSPEND_RELEASE)
-        except (PhosError, OSError) as error:  # the program is suspended nevertheless
-            progress.note(f"not all that the program had on its GPUs was given back: {error}")
+        with giving_back(progress) as last_first:
+            if leave:
+                last_first.add(node.movers.leave, hollow.device_bytes, pids)
+            last_first.add(reservation.release)
         progress.finish()
         return suspended
 
@@ -109,7 +97,7 @@ def rise(
     contexts = {gpu: size - blocks.get(gpu, 0) for gpu, size in suspended.device_bytes.items()}
     node.movers.begin(contexts)
     require_room(node, suspended, manifest, contexts, {})
-    affected = affected_by(suspended, manifest, {})
+    affected = affected_by(suspended, hooked(manifest), {})
     progress.about_to_touch(affected)
     with ExitStack() as job:
         release = job.enter_context(rest_reserved(node, suspended, contexts, {}))
@@ -122,10 +110,3 @@ def rise(
     node.suspended.write(msgspec.structs.replace(suspended, hollow=True, format=HOLLOW))
     progress.finish()
     return {gpu: gpu for gpu in suspended.gpus}
-
-
-def _affected(hollow: Suspended) -> AffectedSet:
-    processes = (
-        AffectedProcess(pid, start, gpu=True, hooked=True) for pid, start in hollow.processes
-    )
-    return AffectedSet(tuple(processes), hollow.gpus)

@@ -21,6 +21,7 @@ from phosd.engine.node.suspended import Suspended
 from phosd.engine.operations.coming_back import (
     affected_by,
     back_from_driver,
+    hooked,
     require_resumable,
     require_room,
     rest_reserved,
@@ -33,13 +34,7 @@ from phosd.engine.program import driver_checkpoint
 from phosd.engine.program.process import placed
 from phosd.engine.recovery.guarded import kept_for
 from phosd.engine.recovery.rescue import free
-from phosd.errors import (
-    Internal,
-    InvalidOption,
-    PhosError,
-    Reason,
-    Unsupported,
-)
+from phosd.errors import Internal, InvalidOption, PhosError, Reason, Unsupported
 
 
 class ResumeChoices(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -85,12 +80,12 @@ def resume(node: Node, pid: int, options: ResumeOptions, progress: Progress) -> 
             return moves
         gpus = list_gpus()
         chosen = _moves(options.gpu, suspended, manifest, gpus)
-        moves = _with_earlier_moves(node, suspended, manifest, chosen, stays=further)
+        moves = _with_earlier_moves(node, suspended, manifest, chosen, back=further)
         blocks = device_bytes(manifest, moves)
         needs = blocks if further else _needs(suspended, blocks, moves)
         node.movers.begin(needs)
         require_room(node, suspended, manifest, needs, moves)
-        affected = affected_by(suspended, manifest, moves)
+        affected = affected_by(suspended, hooked(manifest), moves)
         progress.about_to_touch(affected)
         progress.phase("load", bytes_total=manifest.device_bytes)
         point(Point.RESUME_LOAD)
@@ -174,13 +169,14 @@ def _with_earlier_moves(
     manifest: Manifest,
     chosen: Mapping[int, int],
     *,
-    stays: bool,
+    back: bool,
 ) -> dict[int, int]:
     """Return the ``chosen`` moves, and those that an earlier attempt made, which count. Raises
-    :class:`Unsupported` if the program ``stays`` where its contexts are, and was to come elsewhere.
+    :class:`Unsupported` if a hollow program of which the driver has nothing (``back``) is to come
+    to GPUs where its contexts are not.
     """
     before = _moved_before(node, suspended, manifest)
-    for old, new in chosen.items() if suspended.hollow and stays else ():
+    for old, new in chosen.items() if suspended.hollow and back else ():
         if (now := before.get(old, old)) != new:
             raise Unsupported(
                 f"the contexts of process {suspended.pid} are on GPU {now}, where alone it can be "
@@ -300,7 +296,7 @@ def _end_begun(
 ) -> dict[int, int]:
     """Give the hooks the rest of the memory that an earlier attempt loaded. Returns GPU moves."""
     moves = _away(_moved_before(node, suspended, manifest))
-    progress.about_to_touch(affected_by(suspended, manifest, moves))
+    progress.about_to_touch(affected_by(suspended, hooked(manifest), moves))
     progress.phase("map")
     account = free(suspended.processes, node.config.runtime_dir)
     if account.failures:

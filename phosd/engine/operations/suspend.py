@@ -34,7 +34,8 @@ from phosd.engine.operations.admission import (
     context_bytes,
     require_host_memory,
 )
-from phosd.engine.operations.hollow import hollow_program, sink
+from phosd.engine.operations.giving_back import giving_back
+from phosd.engine.operations.hollow import sink
 from phosd.engine.operations.keepers import keepers
 from phosd.engine.operations.manifest_records import block_records
 from phosd.engine.operations.move_checks import claimed, device_needs, may_park
@@ -47,7 +48,7 @@ from phosd.engine.program.group import CheckpointGroup, explain_death
 from phosd.engine.system import procfs
 from phosd.engine.system.host_memory import available_memory
 from phosd.engine.system.slurm_steps import kept_thawed
-from phosd.errors import InvalidOption, NotAuthorized, OutOfSpace, PhosError, Reason, Unsupported
+from phosd.errors import InvalidOption, NotAuthorized, OutOfSpace, Reason, Unsupported
 from phosd.interface import options as stated
 from phosd.units import human_bytes
 
@@ -102,8 +103,8 @@ def suspend(node: Node, pid: int, options: SuspendOptions, progress: Progress) -
     """
     _require_place(options.where)
     progress.phase("prepare")
-    known = hollow_program(node, pid)
-    if known is not None and not options.hollow:
+    known = node.suspended.find(pid)
+    if known is not None and known.hollow and not options.hollow:
         return sink(node, known, options.caller, progress, leave=options.leave)
     with ExitStack() as job:
         if options.thaw:
@@ -213,19 +214,14 @@ class _Suspension:
     ) -> None:
         """Give back what the suspended program had on its GPUs; ``movers`` guard its memory."""
         node, group = self.node, self.group
-        self.progress.phase("release", stopped=True)
-        try:
-            # Blocks kept beyond this would be mistaken for blocks that the program makes later.
-            with node.kept_memory.letting_go(group), Undo() as last_first:
-                if self.options.leave and not self.options.hollow:
-                    last_first.add(node.movers.leave, needs, group.pids)
-                for mover in movers:
-                    last_first.add(if_alive, mover, partial(mover.unguard, group.process_ids))
-                if reservation is not None:
-                    last_first.add(reservation.release)
-                point(Point.SUSPEND_RELEASE)
-        except (PhosError, OSError) as error:  # the program is suspended nevertheless
-            self.progress.note(f"not all that the program had on its GPUs was given back: {error}")
+        # Blocks kept beyond this would be mistaken for blocks that the program makes later.
+        with giving_back(self.progress, node.kept_memory.letting_go(group)) as last_first:
+            if self.options.leave and not self.options.hollow:
+                last_first.add(node.movers.leave, needs, group.pids)
+            for mover in movers:
+                last_first.add(if_alive, mover, partial(mover.unguard, group.process_ids))
+            if reservation is not None:
+                last_first.add(reservation.release)
 
     def _reservation(self, movers: Iterable[Mover], limit: float | None) -> Reservation:
         return Reservation(

@@ -16,7 +16,7 @@ from phosd.engine.program.away import Away
 from phosd.engine.program.name import name_of
 from phosd.engine.program.process_gpus import environment, gpus_of, unseen_gpus
 from phosd.engine.program.stopped import StoppedProcesses
-from phosd.engine.program.within import within
+from phosd.engine.program.within import pod_or_job, within
 from phosd.engine.system import procfs
 from phosd.engine.system.containers import Container, container_of
 from phosd.engine.system.procfs import ProcessId
@@ -73,8 +73,7 @@ class GpuProcess:
         """The unit, pod or job that would start its program again if it, or the node, failed;
         empty: none is known.
         """
-        in_pod = self.container is not None and self.container.pod
-        return self.within if in_pod or self.slurm_step is not None else self.unit
+        return pod_or_job(self.container, self.slurm_step) or self.unit
 
     @property
     def within(self) -> str:

@@ -8,16 +8,17 @@ _SHORT_ID = 12
 
 
 def within(container: Container | None, step: SlurmStep | None) -> str:
-    """Return ``pod NAMESPACE/NAME``, ``Slurm job 12``, ``container NAME``, or nothing. What would
-    start the program again comes first.
-    """
+    """Return ``pod NAMESPACE/NAME``, ``Slurm job 12``, ``container NAME``, or nothing."""
+    if found := pod_or_job(container, step):
+        return found
+    return f"container {container.name or container.id[:_SHORT_ID]}" if container else ""
+
+
+def pod_or_job(container: Container | None, step: SlurmStep | None) -> str:
+    """Return the pod or the Slurm job alone, which would start the program again."""
     if container is not None and container.pod:
         return f"pod {container.pod}"
-    if step is not None:
-        return f"Slurm job {step.job}"
-    if container is not None:
-        return f"container {container.name or container.id[:_SHORT_ID]}"
-    return ""
+    return f"Slurm job {step.job}" if step is not None else ""
 
 
 def within_of(pid: int) -> str:

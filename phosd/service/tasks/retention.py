@@ -40,8 +40,10 @@ def due(
     newer = 0
     of_program: Counter[str] = Counter()
     for image in reversed(images):
+        waits = image.id in waiting
         if (
             limits.keep_each is not None
+            and not waits
             and image.name
             and of_program[image.name] >= limits.keep_each
         ):
@@ -50,21 +52,20 @@ def due(
             )
             gone[image.id] = f"{newer_ones} kept (keep_each)"
         of_program[image.name] += image.id not in damaged
-        if limits.keep is not None and newer >= limits.keep:
+        if limits.keep is not None and not waits and newer >= limits.keep:
             gone[image.id] = f"{counted(limits.keep, 'newer one is', 'newer ones are')} kept (keep)"
         newer += image.id not in damaged
         days = (now - _created(image)) / _DAY
         if limits.keep_days is not None and days > limits.keep_days:
             gone[image.id] = f"it is {days:.1f} days old, {limits.keep_days:g} are kept (keep_days)"
-    stay = {*kept, *(image for image in waiting if "keep_days" not in gone.get(image, ""))}
-    reasons = {image.id: gone[image.id] for image in images if image.id in gone.keys() - stay}
+    reasons = {image.id: gone[image.id] for image in images if image.id in gone.keys() - set(kept)}
     if limits.keep_bytes is None:
         return reasons
     usage = Usage(image for image in images if image.id not in reasons)
     for image in images:
         if usage.total <= limits.keep_bytes:
             break
-        if image.id in reasons or image.id in stay:
+        if image.id in reasons or image.id in kept or image.id in waiting:
             continue
         reasons[image.id] = (
             f"images take {human_bytes(usage.total)}, {human_bytes(limits.keep_bytes)} are kept "
