@@ -39,7 +39,7 @@ def main() -> None:
     orders = msgspec.json.decode(sys.argv[1], type=Orders)
     source, copy = map(int, sys.argv[2:4])
     parent = os.getppid()
-    cage.be_idle()
+    cage.give_way()
     if os.geteuid() == 0:
         become(orders.uid, orders.gid, orders.groups)
     cage.limit(_PROCESSOR_SECONDS, 1 << 32, orders.size)

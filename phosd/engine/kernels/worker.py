@@ -85,7 +85,7 @@ def _confine(orders: Orders) -> None:
     with contextlib.suppress(ImportError):  # it is told where a module is compressed
         import lz4.block  # noqa: F401
         import zstandard  # noqa: F401
-    cage.be_idle()
+    cage.give_way()
     if os.geteuid() == 0:
         one = tools.nobody()
         privileges.become(one, one, ())

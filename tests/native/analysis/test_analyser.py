@@ -210,7 +210,9 @@ def tried(what):
         what()
     except OSError as error:
         return error.strerror
-said = [str(os.getresuid()), str(os.sched_getscheduler(0)), tried(lambda: open({str(secret)!r})),
+said = [str(os.getresuid()),
+        str((os.sched_getscheduler(0), os.getpriority(os.PRIO_PROCESS, 0))),
+        tried(lambda: open({str(secret)!r})),
         tried(lambda: socket.socket()), tried(lambda: os.setuid(0)),
         str(resource.getrlimit(resource.RLIMIT_CPU)), tried(lambda: os.kill(1, 0))]
 say(kernel="k", facts={{"unknown_reads": said}})
@@ -223,6 +225,6 @@ say(done=True)
     assert real == effective == saved in cage.IDS
     denied = "Operation not permitted"
     assert said[1:] == (
-        *(str(os.SCHED_IDLE), "Permission denied", denied, denied),
+        *(str((os.SCHED_BATCH, 10)), "Permission denied", denied, denied),
         *(str((analyser.module_seconds, analyser.module_seconds + 5)), denied),
     )
