@@ -267,6 +267,15 @@ class RestoreOptions(JobOptions, total=False):
             otherwise="where the program was",
         ),
     ]
+    hollow: Annotated[
+        bool,
+        Said(
+            "Leave the program suspended, with its contexts on the GPUs and its memory in host "
+            "memory: `Resume` starts it, sooner than a restore.",
+            False,
+            feature="hollow-restores",
+        ),
+    ]
 
 
 class VerifyOptions(JobOptions, total=False):

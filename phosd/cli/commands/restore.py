@@ -75,6 +75,7 @@ def restore(
     clones: int | None,
     clone_files: str | None,
     gpus: tuple[str, ...],
+    hollow: bool | None,
     follow: bool,
     dry_run: bool,
 ) -> None:
@@ -92,10 +93,11 @@ def restore(
       phos restore latest --clone 4        four copies, beside the original
       phos restore latest --gpu 1          on another GPU of the same chip
       phos restore latest --gpu 0:2,1:3    what was on GPUs 0 and 1 comes to 2 and 3
+      phos restore latest --clone 2 --hollow   two that `phos resume` starts in a moment
     """
     if clone_files is not None and clones is None:
         raise click.UsageError("--clone-files says how to --clone")
-    if follow and (clones is not None or dry_run or settings.json):
+    if follow and (clones is not None or dry_run or hollow or settings.json):
         raise click.UsageError("--follow is for one program that goes on, and for people")
     given: dict[str, str | bool] = {} if files is None else {"files": files}
     if output:
@@ -106,6 +108,8 @@ def restore(
         given["clone_files"] = clone_files
     if gpus:
         given["gpu"] = ",".join(gpus)
+    if hollow:
+        given["hollow"] = True
     image = resolve(settings, image)
     names = _names(clones) if clones is not None else ()
     if dry_run:
@@ -147,6 +151,8 @@ def _restore(settings: Settings, image: str, wanted: Mapping[str, str | bool], p
         settings.note(note)
     name = f"clone {wanted['clone']}: " if "clone" in wanted else ""
     runs = "runs" if name else "runs again"
+    if wanted.get("hollow"):
+        runs = f"is suspended and hollow (`phos resume {job['Result']}` starts it)"
     settings.note(f"{name}process {job['Result']} {runs}, after {summary(job)}")
     if place:
         settings.note(f"its output goes on in {place}")

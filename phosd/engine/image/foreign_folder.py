@@ -22,9 +22,9 @@ from contextlib import ExitStack, contextmanager
 
 import msgspec
 
-from phosd.engine.image import private_files
+from phosd.engine.image import brought, private_files
 from phosd.engine.image.mac import unsealed
-from phosd.engine.image.manifest import MAX_MANIFEST, Block, Manifest
+from phosd.engine.image.manifest import MAX_MANIFEST, Manifest
 from phosd.engine.image.reader import Image, decoded, packs_of
 from phosd.engine.image.store import Store
 from phosd.engine.image.tier import MANIFEST
@@ -36,8 +36,6 @@ _PREFIX = "phos-"
 _OURS = re.compile(rf"{_PREFIX}({ID.pattern})(\.json|\.\d+\.pack)?")
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-_PIECE = 64 << 20
-"""Bytes that are copied between two looks whether to go on."""
 
 
 def begin(folder: int, image_id: str, size: int) -> None:
@@ -75,11 +73,11 @@ def save(image: Image, folder: int, copied: Callable[[int], None]) -> None:
 
         for number, source in image.packs.items():
             pack = new(_pack(image_id, number))
-            _copy(source, pack, ends[number], copied)
+            brought.copy(source, pack, ends[number], copied)
             os.fsync(pack)
         source = _opened(files, MANIFEST, os.O_RDONLY | os.O_NOFOLLOW, image.folder)
         manifest = new(_manifest(image_id))
-        _copy(source, manifest, os.fstat(source).st_size, copied)
+        brought.copy(source, manifest, os.fstat(source).st_size, copied)
         for each in (manifest, folder):
             os.fsync(each)
         failed.pop_all()
@@ -146,25 +144,11 @@ def opened(folder: int, image_id: str, store: Store) -> Iterator[Image]:
 
 def bring(image: Image, store: Store, copied: Callable[[int], None]) -> Manifest:
     """Copy an image into a store, and return its manifest there."""
-    ends = pack_ends([image.manifest])
-    with store.begin(image.manifest.owner) as writer, private_files.space_errors(writer.id):
-        numbers = {}
-        for number, source in image.packs.items():
-            (pack,) = writer.packs(1)
-            _copy(source, pack.fd, ends[number], copied)
-            numbers[number] = pack.number
-        manifest = msgspec.structs.replace(
-            image.manifest,
-            id=writer.id,
-            blocks=tuple(_moved(block, numbers) for block in image.manifest.blocks),
-        )
+    with store.begin(image.manifest.owner) as writer:
+        blocks = brought.bring(image, writer, copied)
+        manifest = msgspec.structs.replace(image.manifest, id=writer.id, blocks=blocks)
         writer.publish(manifest)
     return manifest
-
-
-def _moved(block: Block, numbers: dict[int, int]) -> Block:
-    chunks = (msgspec.structs.replace(ref, pack=numbers[ref.pack]) for ref in block.chunks)
-    return msgspec.structs.replace(block, chunks=tuple(chunks))
 
 
 def _manifest(image_id: str) -> str:
@@ -179,13 +163,3 @@ def _opened(files: ExitStack, name: str, flags: int, folder: int) -> int:
     found = os.open(name, flags, 0o600, dir_fd=folder)
     files.callback(os.close, found)
     return found
-
-
-def _copy(source: int, target: int, size: int, copied: Callable[[int], None]) -> None:
-    done = 0
-    while done < size:
-        count = os.sendfile(target, source, done, min(_PIECE, size - done))
-        if not count:
-            break  # what is missing is found when it is read
-        done += count
-        copied(count)

@@ -96,7 +96,7 @@ class Tier:
     def remove_pack(self, number: int) -> None:
         """Remove a pack that no image names. No other job may have it open."""
         path = self.pack_path(number)
-        if self.keeps_packs:
+        if self.keeps_packs and path.stat().st_nlink == 1:  # what is another's, too, stays as it is
             path.rename(self.spare_path())
         else:
             path.unlink()
@@ -148,10 +148,13 @@ class MemoryTier(Tier):
             return True
 
     def taken_bytes(self) -> int:
-        """Return the bytes that images take: all of the file system, but for suspended programs."""
+        """Return the bytes that images take: all of the file system, but for suspended programs.
+        What both have counts as the images'.
+        """
         status = os.statvfs(self.path)
-        others = (path.stat().st_blocks for path in (self.path / SUSPENDED / "packs").glob("*"))
-        return (status.f_blocks - status.f_bfree) * status.f_frsize - sum(others) * _BLOCK
+        others = (path.stat() for path in (self.path / SUSPENDED / "packs").glob("*"))
+        alone = sum(each.st_blocks for each in others if each.st_nlink == 1)
+        return (status.f_blocks - status.f_bfree) * status.f_frsize - alone * _BLOCK
 
     def has_room(self, files: int, chunks: int, others: int) -> bool:
         """Return whether there are so many bytes for CRIU's files, which are in memory twice for a

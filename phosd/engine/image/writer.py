@@ -8,7 +8,7 @@ import secrets
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,6 +98,7 @@ class ImageWriter:
         self._suspended = suspended
         self._file_bytes = 0
         self._packs: dict[int, Pack] = {}
+        self._linked: list[int] = []
         self._finished = False
         self._ended: Callable[[], object] = lambda: None
         self._claimed = 0
@@ -195,6 +196,24 @@ class ImageWriter:
         fcntl.flock(fd, fcntl.LOCK_EX)
         self._packs[number] = Pack(number, fd)
         return self._packs[number]
+
+    def link(self, packs: Sequence[int]) -> Sequence[int]:
+        """Give these open packs of another store names here, too: they are the same files,
+        which nobody writes to. Returns their numbers here. The caller keeps them locked until the
+        image is published. Raises :class:`OSError` if they are on another file system.
+        """
+        folder = os.open(self.tier.packs, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            with self._store.locked():
+                numbers = self._store.new_pack_numbers(len(packs))
+                for number, pack in zip(numbers, packs, strict=True):
+                    # Python follows the link to the file where a folder is named alone.
+                    name = self.tier.pack_path(number).name
+                    os.link(f"/proc/self/fd/{pack}", name, dst_dir_fd=folder)
+                    self._linked.append(number)
+                return numbers
+        finally:
+            os.close(folder)
 
     def seal(self, folder: str, once: str = "") -> tuple[FileDigest, ...]:
         """Fsync the files below ``folder`` (relative), and return their digests. Those in its
@@ -311,7 +330,7 @@ class ImageWriter:
         with self._store.locked():
             (self.folder / MANIFEST).unlink(missing_ok=True)
             shutil.rmtree(self.folder)
-            for number in self._packs:
+            for number in (*self._packs, *self._linked):
                 if self.tier.pack_path(number).exists():
                     self.tier.remove_pack(number)
         self._close()

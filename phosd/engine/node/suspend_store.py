@@ -9,6 +9,7 @@ from pathlib import Path
 
 from phosd.engine.image.store import Store
 from phosd.engine.image.tier import SUSPENDED
+from phosd.engine.image.usage import pack_bytes, total_bytes
 from phosd.engine.node import staging
 from phosd.engine.node.suspended import (
     FORMAT,
@@ -32,6 +33,22 @@ def _elsewhere(suspended: Suspended, where: str) -> NoSuchImage:
         hint="set state_dir back to what it was when the program was suspended, restart phosd, and "
         f"`phos resume {pid}`; what is in memory is lost once it is unmounted",
     )
+
+
+def _kept_bytes(shelf: Store, owner: int, but: str) -> int:
+    """Return the bytes on a shelf for a user: what several programs have counts once, and what an
+    image has, too, as the image's.
+    """
+    images = [image for image in shelf.list() if image.owner == owner and image.id != but]
+    sizes: dict[int, int] = {}
+    for image in images:
+        for pack, size in pack_bytes(image).items():
+            sizes[pack] = max(size, sizes.get(pack, 0))
+    of_images = 0
+    for number, size in sizes.items():
+        with contextlib.suppress(FileNotFoundError):  # its program was resumed meanwhile
+            of_images += size if shelf.disk.pack_path(number).stat().st_nlink > 1 else 0
+    return total_bytes(images) - of_images
 
 
 class SuspendStore:
@@ -106,9 +123,11 @@ class SuspendStore:
             return IN_RUNTIME_DIR
         return WITH_PIDS if with_pids else FORMAT
 
-    def taken(self, owner: int) -> int:
-        """Return the bytes of a user's suspended programs, including those being suspended."""
-        there = {each.image: each for each in self._register.all()}
+    def taken(self, owner: int, but: str = "") -> int:
+        """Return the bytes of a user's suspended programs, including those being suspended, without
+        the one with the image ``but``.
+        """
+        there = {each.image: each for each in self._register.all() if each.image != but}
         with self._lock:
             making = {
                 image: reserved
@@ -116,9 +135,17 @@ class SuspendStore:
                 for image, reserved in dict(shelf.reservations).items()
                 if image not in there
             }
-        return sum(each.stored_bytes for each in there.values() if each.owner == owner) + sum(
-            reserved.size for reserved in making.values() if reserved.owner == owner
-        )
+        total = sum(reserved.size for reserved in making.values() if reserved.owner == owner)
+        shelves: dict[Path, Store] = {}
+        for each in there.values():
+            if each.owner == owner:
+                try:
+                    shelf = self.shelf_of(each)
+                except NoSuchImage:
+                    total += each.stored_bytes
+                else:
+                    shelves[shelf.state] = shelf
+        return total + sum(_kept_bytes(shelf, owner, but) for shelf in shelves.values())
 
     def forget_the_dead(self) -> None:
         """Remove the data of suspended programs that have ended."""

@@ -157,6 +157,10 @@ class Register:
         having = (each for each in self.living() if pid == each.pid or pid in each.pids)
         return next(having, None)
 
+    def hollow(self) -> set[int]:
+        """Return the pids of hollow programs' processes: they have contexts, and nothing runs."""
+        return {pid for each in self.living() if each.hollow for pid in each.pids}
+
     def _require_readable(self, pid: int) -> None:
         for path in self._folder.glob("*.json"):
             with contextlib.suppress(OSError, msgspec.DecodeError):  # :meth:`all` has told

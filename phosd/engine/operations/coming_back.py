@@ -66,7 +66,7 @@ def require_room(
     """Raise unless the GPUs have room, and processes can share memory there as they did."""
     require_device_memory(node, needs, "the program")
     if manifest.shares_memory:
-        require_alone(needs, suspended.pids)
+        require_alone(needs, suspended.pids | node.suspended.hollow())
         if moves:
             there = {moves.get(gpu, gpu) for gpu in suspended.gpus}
             require_shareable({pid: visible_gpus(pid) for pid in suspended.pids}, there)

@@ -34,9 +34,9 @@ from phosd.engine.operations.checkpoint.standing import Standing
 from phosd.engine.operations.keepers import keepers
 from phosd.engine.operations.move_checks import claimed, device_needs
 from phosd.engine.operations.safe_points import SafePoints
+from phosd.engine.operations.shelves import place_for
 from phosd.engine.operations.suspend import (
     SuspendOptions,
-    place_for,
     require_what_a_runtime_saves,
     suspend,
 )

@@ -4,7 +4,6 @@ Its device memory is saved in host memory or on the disk, and the driver saves t
 process. :mod:`phosd.engine.operations.resume` undoes this.
 """
 
-import logging
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -41,22 +40,15 @@ from phosd.engine.operations.manifest_records import block_records
 from phosd.engine.operations.move_checks import claimed, device_needs, may_park
 from phosd.engine.operations.permissions import ROOT
 from phosd.engine.operations.safe_points import SafePointChoices, SafePoints
+from phosd.engine.operations.shelves import PLACES, place_for, room_on, taken_by
 from phosd.engine.operations.suspended_records import entry_of, manifest_of
 from phosd.engine.program import driver_checkpoint
 from phosd.engine.program.discovery import discover_group
 from phosd.engine.program.group import CheckpointGroup, explain_death
 from phosd.engine.system import procfs
-from phosd.engine.system.host_memory import available_memory
 from phosd.engine.system.slurm_steps import kept_thawed
-from phosd.errors import InvalidOption, NotAuthorized, OutOfSpace, Reason, Unsupported
+from phosd.errors import InvalidOption, Reason, Unsupported
 from phosd.interface import options as stated
-from phosd.units import human_bytes
-
-PLACES = ("memory", "disk")
-_SPARE = 1 / 16
-"""The share of the available host memory that stays free: the kernel's figure is an estimate."""
-_log = logging.getLogger(__name__)
-
 
 if TYPE_CHECKING:  # callers may have read the word somewhere, and msgspec checks it
     Where = str
@@ -286,27 +278,6 @@ def _by_driver(suspension: _Suspension) -> Reservation:
     return suspension.stop_threads()
 
 
-def place_for(node: Node, wanted: str, size: int, contexts: int) -> str:
-    """Choose where to save ``size`` bytes of device memory, beside the bytes of ``contexts`` that
-    the driver saves in host memory. Raises :class:`OutOfSpace`.
-    """
-    for where in PLACES if wanted == "auto" else (wanted,):
-        try:
-            shelf = node.suspend_store.shelf(where)
-        except NotAuthorized as error:  # in memory, where nothing can be mounted
-            if where != wanted:
-                _log.warning("nothing is suspended to %s: %s", where, error)
-                continue
-            raise
-        if size <= _room(shelf, where, contexts):
-            return where
-    raise OutOfSpace(
-        f"there is no room for {human_bytes(size)} of device memory"
-        f" {'in memory or on the disk' if wanted == 'auto' else f'({wanted})'}",
-        hint="free host memory, delete images (`phos rm`), or migrate it instead",
-    )
-
-
 def _require_parked(group: CheckpointGroup) -> None:
     if why_not := group.why_not_parked():
         raise Unsupported(
@@ -331,28 +302,16 @@ def _begin(
     """
     where = place_for(node, options.where, size, contexts)
     shelf = node.suspend_store.shelf(where)
-    quota, before = options.limits.quota(owner), _taken(node, owner)
-    if options.instead_of is not None and options.instead_of.owner == owner:
-        before -= options.instead_of.stored_bytes
+    going = options.instead_of.image if options.instead_of is not None else ""
+    quota, before = options.limits.quota(owner), taken_by(node, owner, but=going)
     writer = job.enter_context(shelf.begin(owner))
-    writer.limit(_room(shelf, where, contexts))
+    writer.limit(room_on(shelf, where, contexts))
     writer.reserve(size)
     if quota is not None:
         require_suspendable(quota, owner, size, before)
     job.callback(shelf.spares.drop)
     shelf.spares.preallocate(size)
     return where, shelf, writer
-
-
-def _taken(node: Node, owner: int) -> int:
-    """Return the bytes of a user's images and suspended programs."""
-    return node.store.taken(owner) + node.suspend_store.taken(owner)
-
-
-def _room(shelf: Store, where: str, contexts: int) -> int:
-    free = shelf.free_bytes()
-    available = int(available_memory() * (1 - _SPARE))
-    return min(free, available - contexts) if where == "memory" else free
 
 
 def require_what_a_runtime_saves(group: CheckpointGroup) -> None:

@@ -129,15 +129,20 @@ def _text(node: Node, job: InterruptedJob, account: Account, asleep: Mapping[int
             return f"process {root} is suspended; `phos resume {root}`"
         return f"{account.text(pids) or 'its processes run'}; {_AGAIN}"
     try:
-        return _settle_restore(node, node.store.get(job.affected.image), job.affected.since)
+        manifest = node.store.get(job.affected.image)
+        return _settle_restore(node, manifest, job.affected.since, asleep)
     except PhosError as error:
         return f"what it may have restored is to be looked at: {error}"
 
 
-def _settle_restore(node: Node, manifest: Manifest, since: int) -> str:
-    """End a restored program that had not begun to run. The image still exists."""
+def _settle_restore(node: Node, manifest: Manifest, since: int, asleep: Mapping[int, int]) -> str:
+    """End a restored program that had not begun to run, unless it is suspended. The image still
+    exists.
+    """
     try:
-        said = _settle_in_namespaces(node, manifest, since) or _settle_here(node, manifest, since)
+        said = _settle_in_namespaces(node, manifest, since, asleep) or _settle_here(
+            node, manifest, since, asleep
+        )
         return said or f"nothing had been restored; {_AGAIN}"
     finally:
         folder = node.store.image_folder(manifest.id)
@@ -148,7 +153,9 @@ def _settle_restore(node: Node, manifest: Manifest, since: int) -> str:
             mend(saved)
 
 
-def _settle_in_namespaces(node: Node, manifest: Manifest, since: int) -> str:
+def _settle_in_namespaces(
+    node: Node, manifest: Manifest, since: int, asleep: Mapping[int, int]
+) -> str:
     """Do that for what was restored in pid namespaces. Returns an empty text if nothing was."""
     made = [
         each
@@ -159,6 +166,8 @@ def _settle_in_namespaces(node: Node, manifest: Manifest, since: int) -> str:
         return ""
     ids = {own: now for each in made for own, now in each.members().items()}
     there = {ids[p.pid]: p for p in manifest.processes if p.pid in ids}
+    if asleep.keys() & there.keys():
+        return _left_hollow(ids[manifest.trees[0].root])
     if len(there) == len(manifest.processes) and _restored_run(node, there):
         return f"the restored program (pid {ids[manifest.trees[0].root]}) runs"
     for each in made:
@@ -167,7 +176,7 @@ def _settle_in_namespaces(node: Node, manifest: Manifest, since: int) -> str:
     return f"what was restored of it (pid {pids}) was ended; {_AGAIN}"
 
 
-def _settle_here(node: Node, manifest: Manifest, since: int) -> str:
+def _settle_here(node: Node, manifest: Manifest, since: int, asleep: Mapping[int, int]) -> str:
     """Do that for what has got the pids that it had. Returns an empty text if nothing has."""
     users = [restoring_user(tree).uid for tree in manifest.trees]
     wanted = {p.pid: p for p in manifest.processes if not manifest.trees[p.tree].pid_namespace}
@@ -181,11 +190,17 @@ def _settle_here(node: Node, manifest: Manifest, since: int) -> str:
     made = {pid: wanted[pid] for pid in wanted if ours(pid)}
     if not made:
         return ""
+    if asleep.keys() & made.keys():
+        return _left_hollow(manifest.trees[0].root)
     if len(made) == len(manifest.processes) and _restored_run(node, made):
         return f"the restored program (pid {manifest.trees[0].root}) runs"
     owned_processes.end(made, ours)
     pids = ", ".join(map(str, sorted(made)))
     return f"what was restored of it (pid {pids}) was ended; {_AGAIN}"
+
+
+def _left_hollow(root: int) -> str:
+    return f"the restored program (pid {root}) is suspended, as it was to be"
 
 
 def _restored_run(node: Node, made: Mapping[int, Restored]) -> bool:

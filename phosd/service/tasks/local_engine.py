@@ -201,7 +201,7 @@ class NodeEngine:
 
     def restore(self, image: str, request: RestoreRequest, caller: int, progress: Progress) -> int:
         require_may_restore(self.image(image), caller)
-        return restore(self._node, image, request, progress).pid
+        return restore(self._node, image, request, progress, self._limits).pid
 
     def export_image(
         self, image: str, caller: int, uid: int, socket: str, progress: Progress

@@ -12,6 +12,7 @@ from phosd.engine.operations.admission import require_device_memory
 from phosd.engine.operations.move_checks import require_alone
 from phosd.engine.operations.restore.cpu_side import CpuSide
 from phosd.engine.operations.restore.image_gpus import blocks_need
+from phosd.engine.operations.restore.left_hollow import require_may_be_hollow
 
 
 class Admission:
@@ -23,11 +24,14 @@ class Admission:
         manifest: Manifest,
         cpu: CpuSide,
         choose: Callable[[], ImagePlacement],
+        *,
+        hollow: bool = False,
     ) -> None:
         self._node = node
         self._manifest = manifest
         self._cpu = cpu
         self._choose = choose
+        self._hollow = hollow
         self._placement: ImagePlacement | None = None
 
     @property
@@ -42,14 +46,18 @@ class Admission:
         """
         manifest = self._manifest
         yield from same_machine(manifest, self._node.criu, self._node.config.runtime_dir)
+        if self._hollow:
+            yield "hollow", partial(require_may_be_hollow, manifest)
         yield from self._cpu.admission()
         yield "GPUs", self._place  # the program has ended, whose memory fills them otherwise
         if self._placement is None:
             return
-        needs = blocks_need(manifest, self._placement.moves)
+        needs = blocks_need(manifest, self._placement.moves, hollow=self._hollow)
         yield "device memory", partial(require_device_memory, self._node, needs)
-        if manifest.shares_memory:  # beside a clone, its original is another program
-            yield "other programs", partial(require_alone, needs.keys(), self._cpu.pids_here)
+        if manifest.shares_memory and not self._hollow:
+            # Beside a clone, its original is another program.
+            own = {*self._cpu.pids_here, *self._node.suspended.hollow()}
+            yield "other programs", partial(require_alone, needs.keys(), own)
 
     def _place(self) -> str:
         self._placement = self._choose()

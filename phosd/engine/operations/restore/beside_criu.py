@@ -1,64 +1,62 @@
-"""Load the device memory of an image, and hash CRIU's files, beside CRIU's work."""
+"""Bring an image's device memory, and hash CRIU's files, beside CRIU's work."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, Self
 
-from phosd.engine.image.store import Image
 from phosd.engine.job.progress import Beside, Progress
-from phosd.engine.node.image_placement import ImagePlacement
-from phosd.engine.node.node import Node
 from phosd.engine.operations.restore.cpu_side import CpuSide
-from phosd.engine.operations.restore.load import LoadedMemory, loaded
+from phosd.engine.operations.restore.left_hollow import Shelved
+from phosd.engine.operations.restore.load import LoadedMemory
 from phosd.errors import Internal
 
+Memory = LoadedMemory | Shelved
 
-class Loading:
-    """What is read beside CRIU's work: device memory, which is loaded and hashed on its GPU, and
-    CRIU's files, which are hashed.
 
-    The phase ``load`` ends when the device memory is there; what CRIU needs longer is ``cpu``.
+class BesideCriu:
+    """What is read beside CRIU's work: device memory, by ``bring``, and CRIU's files, which are
+    hashed.
+
+    The phase that has begun ends when the device memory is there; what CRIU needs longer is
+    ``cpu``.
     """
 
     def __init__(
         self,
-        node: Node,
-        image: Image,
         cpu: CpuSide,
-        placement: ImagePlacement,
+        bring: Callable[[Progress], AbstractContextManager[Memory]],
         progress: Progress,
     ) -> None:
         self._progress = progress
         self._part = Beside(progress)
+        self._phase = len(progress.phases)
         self._stack = ExitStack()
         self._pool = ThreadPoolExecutor(2)
         self._hashed = self._pool.submit(cpu.check_bytes)
-        self._loaded = self._pool.submit(
-            lambda: self._stack.enter_context(loaded(node, image, self._part, placement.moves))
-        )
+        self._brought = self._pool.submit(lambda: self._stack.enter_context(bring(self._part)))
 
     def complete(self) -> bool:
         """Return whether all of it is there, and as it was saved. Raises what went wrong."""
-        parts: tuple[Future[Any], ...] = (self._hashed, self._loaded)
+        parts: tuple[Future[Any], ...] = (self._hashed, self._brought)
         for part in parts:
             if part.done():
                 part.result()
-        if self._loaded.done() and self._progress.phases[-1].name == "load":
+        if self._brought.done() and len(self._progress.phases) == self._phase:
             self._progress.phase("cpu")
         return all(part.done() for part in parts)
 
     @property
-    def memory(self) -> LoadedMemory:
+    def memory(self) -> Memory:
         """The device memory, once it is complete."""
-        return self._loaded.result()
+        return self._brought.result()
 
-    def exported(self, name: str) -> int:
-        """Return a descriptor of device memory that the program had open, once all is loaded.
+    def descriptor_of(self, name: str) -> int:
+        """Return a descriptor of device memory that the program had open, once all is there.
 
         Raises :class:`ImageCorrupt` if the image has none of this name.
         """
-        return self._loaded.result().descriptor_of(name)
+        return self.memory.descriptor_of(name)
 
     @contextmanager
     def named_if_damaged(self) -> Iterator[None]:

@@ -11,6 +11,7 @@ from functools import partial
 from types import MappingProxyType
 
 from phosd.engine.criu.run.memory_handles import MemoryName
+from phosd.engine.faults import Point, point
 from phosd.engine.hook_client.link import HookLink, HookState
 from phosd.engine.image.manifest import Block, Manifest
 from phosd.engine.image.store import Image
@@ -24,7 +25,7 @@ from phosd.engine.node.node import Node
 from phosd.engine.program.process_gpus import gpus_of
 from phosd.engine.system import procfs
 from phosd.engine.system.procfs import ProcessId
-from phosd.errors import Cancelled, ImageCorrupt, PhosError
+from phosd.errors import Cancelled, ImageCorrupt, Internal, PhosError
 
 _log = logging.getLogger(__name__)
 _FIRST_GROUP = 256 << 20
@@ -133,6 +134,18 @@ class LoadedMemory:
                 memory.watchers.watch_all(links)
             except PhosError as error:  # then it is not kept, and the next job has to copy it
                 _log.warning("what a program frees will not be known: %s", error)
+
+    def conclude(self, _: Manifest, links: Sequence[HookLink], __: Undo) -> None:
+        """Let the restored program run, whose processes have mapped the memory."""
+        for link in links:
+            if link.hello().state is HookState.PARKED:
+                raise Internal(
+                    f"the memory of restored process {link.pid} is not mapped", hint="report this"
+                )
+        point(Point.RESTORE_OPEN)
+        self.keep(links)
+        for link in links:
+            link.open_gate()
 
     def _replace(self, allocations: Mapping[int, Allocation]) -> None:
         ours = {}

@@ -37,6 +37,8 @@ class RestoreOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ``gpu``: a GPU of this node, or ``OLD:NEW`` for each of several (``placement.py``); in place of
     those that are not named, it gets the same, or others like them. ``cgroups_of``: the pid of a
     process of the image's owner, in whose cgroups the program goes on; 0: in those that it was in.
+    ``hollow``: the program is left suspended, with its contexts on the GPUs and its memory in host
+    memory or, where that has no room, on the disk.
     """
 
     files: Files = "rollback"
@@ -47,3 +49,4 @@ class RestoreOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     clone_files: Cloned = "copy"
     gpu: str = ""
     cgroups_of: Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)] = 0
+    hollow: bool = False

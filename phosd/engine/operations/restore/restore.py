@@ -6,25 +6,29 @@ too. Its gates open only after its state has been verified.
 """
 
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from functools import partial
 
 from phosd.engine.faults import Point, point
-from phosd.engine.hook_client.link import BlockFlag, HookLink, HookState
+from phosd.engine.hook_client.link import BlockFlag, HookLink
 from phosd.engine.image.manifest import Manifest
+from phosd.engine.image.store import Image
 from phosd.engine.job.affected import AffectedProcess, AffectedSet, now
 from phosd.engine.job.checks import Check, Finding, findings, require_all
 from phosd.engine.job.progress import Progress
 from phosd.engine.job.rollback import Undo
 from phosd.engine.node.image_placement import ImagePlacement
 from phosd.engine.node.node import Node
+from phosd.engine.operations.admission import UNLIMITED, DiskLimits
 from phosd.engine.operations.move_checks import require_shareable
 from phosd.engine.operations.restore.admission import Admission
-from phosd.engine.operations.restore.beside_criu import Loading
+from phosd.engine.operations.restore.beside_criu import BesideCriu
 from phosd.engine.operations.restore.cpu_side import CpuSide
-from phosd.engine.operations.restore.image_gpus import place, placed_image
+from phosd.engine.operations.restore.image_gpus import blocks_need, place, placed_image
+from phosd.engine.operations.restore.left_hollow import Shelved, shelved
+from phosd.engine.operations.restore.load import LoadedMemory, loaded
 from phosd.engine.operations.restore.options import RestoreOptions
 from phosd.engine.program import driver_checkpoint
 from phosd.engine.program.process import placed
@@ -41,10 +45,14 @@ class RestoreResult:
 
 
 def restore(
-    node: Node, image_id: str, options: RestoreOptions, progress: Progress
+    node: Node,
+    image_id: str,
+    options: RestoreOptions,
+    progress: Progress,
+    limits: DiskLimits = UNLIMITED,
 ) -> RestoreResult:
     """Restore image ``image_id`` with its old pids, perhaps in a pid namespace, on its GPUs or
-    others; or a clone of it.
+    others; or a clone of it. ``limits`` are those of the memory of one that is left hollow.
     """
     started = time.monotonic()
     progress.phase("admission")
@@ -53,29 +61,28 @@ def restore(
         manifest = image.manifest
         cpu = job.enter_context(CpuSide(node, manifest, options))
         job.enter_context(node.claim(cpu.pids_here))
-        choice = placed_image(node, manifest, options.gpu)
-        admission = Admission(node, manifest, cpu, lambda: job.enter_context(choice))
-        require_all(admission.checks())
-        placement = admission.placement
+        placement = _admitted(node, manifest, cpu, options, job)
         gpus = frozenset(placement.moves[block.gpu] for block in manifest.blocks)
         if placement.changed:
             progress.note(placement.text)
         progress.check()
         progress.about_to_touch(_affected(manifest, cpu.pids_here, gpus))
 
-        node.movers.begin(gpus)
-        progress.phase("load", bytes_total=manifest.device_bytes)
+        if not options.hollow:
+            node.movers.begin(gpus)
+        phase = "copy" if options.hollow else "load"
+        progress.phase(phase, bytes_total=manifest.device_bytes)
         point(Point.RESTORE_LOAD)
-        loading = job.enter_context(Loading(node, image, cpu, placement, progress))
+        bring = partial(_brought, node, image, placement, limits, hollow=options.hollow)
+        beside = job.enter_context(BesideCriu(cpu, bring, progress))
         require_all(cpu.files_checks(progress))
         point(Point.RESTORE_CPU)
         with Undo() as undo:
-            with loading.named_if_damaged():
-                made = cpu.restore(progress, loading.complete, placement.pairs, loading.exported)
+            with beside.named_if_damaged():
+                made = cpu.restore(progress, beside.complete, placement.pairs, beside.descriptor_of)
                 for restored in made:
                     undo.add(restored.abandon)
-            memory = loading.memory
-            manifest = cpu.as_restored()
+            memory, manifest = beside.memory, cpu.as_restored()
             pids = tuple(p.pid for p in manifest.processes)
             job.enter_context(node.claim({*pids} - {*cpu.pids_here}))
             memory.belongs_to(cpu.ids)
@@ -92,11 +99,8 @@ def restore(
             progress.phase("verify")
             point(Point.RESTORE_VERIFY)
             cpu.require_settled()
-            _require_running(manifest, links)
-            point(Point.RESTORE_OPEN)
-            memory.keep(links)
-            for link in links:
-                link.open_gate()
+            _require_running(manifest)
+            memory.conclude(manifest, links, undo)
             undo.forget()
         cpu.settle()
         cpu.tell_copies(progress)
@@ -122,11 +126,39 @@ def try_restore(
 
             def checks() -> Iterator[Check]:
                 yield "jobs", claim
-                choose = partial(place, node, manifest, options.gpu)
-                yield from Admission(node, manifest, cpu, choose).checks()
+                hollow = options.hollow
+                choose = partial(place, node, manifest, options.gpu, hollow=hollow)
+                yield from Admission(node, manifest, cpu, choose, hollow=hollow).checks()
                 yield from cpu.files_checks(progress)
 
             return findings(checks())
+
+
+def _admitted(
+    node: Node, manifest: Manifest, cpu: CpuSide, options: RestoreOptions, job: ExitStack
+) -> ImagePlacement:
+    """Check what a restore can check, and return its GPUs, on which ``job`` keeps it room."""
+    choice = placed_image(node, manifest, options.gpu, hollow=options.hollow)
+    choose = partial(job.enter_context, choice)
+    admission = Admission(node, manifest, cpu, choose, hollow=options.hollow)
+    require_all(admission.checks())
+    return admission.placement
+
+
+def _brought(
+    node: Node,
+    image: Image,
+    placement: ImagePlacement,
+    limits: DiskLimits,
+    progress: Progress,
+    *,
+    hollow: bool,
+) -> AbstractContextManager[LoadedMemory | Shelved]:
+    """Return the context of the image's device memory: on its GPUs, or on a shelf."""
+    if hollow:
+        needs = blocks_need(image.manifest, placement.moves)
+        return shelved(node, image, placement.moves, needs, limits, progress)
+    return loaded(node, image, progress, placement.moves)
 
 
 def _affected(manifest: Manifest, pids: Collection[int], gpus: Collection[int]) -> AffectedSet:
@@ -181,7 +213,7 @@ def _woken_links(node: Node, manifest: Manifest) -> Iterator[HookLink]:
             yield link
 
 
-def _require_running(manifest: Manifest, links: Sequence[HookLink]) -> None:
+def _require_running(manifest: Manifest) -> None:
     """Raise unless all processes run: CRIU may succeed and the program die a moment later."""
     for process in manifest.processes:
         if (
@@ -193,9 +225,4 @@ def _require_running(manifest: Manifest, links: Sequence[HookLink]) -> None:
                 f"restored process {process.pid} is {state.name.lower() if state else 'gone'},"
                 " not running",
                 hint="see the program's output and the driver's log (dmesg)",
-            )
-    for link in links:
-        if link.hello().state is HookState.PARKED:
-            raise Internal(
-                f"the memory of restored process {link.pid} is not mapped", hint="report this"
             )
