@@ -223,7 +223,7 @@ def run(folder: Path, options: argparse.Namespace) -> None:
             with store.begin(os.getuid()) as writer:
                 packs = writer.packs(sum(map(len, digests.values())))
                 start = time.monotonic()
-                pinned = mover.pin(packs)
+                pinned = mover.pin(pack.fd for pack in packs)
                 show("pin", packs=len(packs), s=round(time.monotonic() - start, 3))
                 start = time.monotonic()
                 chunks, details = copy_out(case, mover, digests, writer, packs)

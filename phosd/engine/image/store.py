@@ -105,13 +105,17 @@ class Store(StoreFolder):
     def _get(self, image_id: str) -> Manifest:
         folder = self._open_folder(image_id)
         try:
-            stamp = manifest_stamp(folder)
-            known = self._read.get(image_id)
-            if known is None or known[0] != stamp:
-                known = self._read[image_id] = stamp, read_manifest(folder, image_id, self.key)
-            return known[1]
+            return self._manifest(folder, image_id)
         finally:
             os.close(folder)
+
+    def _manifest(self, folder: int, image_id: str) -> Manifest:
+        """Return the manifest in an open folder, which is read anew if it was written to."""
+        stamp = manifest_stamp(folder)
+        known = self._read.get(image_id)
+        if known is None or known[0] != stamp:
+            known = self._read[image_id] = stamp, read_manifest(folder, image_id, self.key)
+        return known[1]
 
     @contextmanager
     def open(self, image_id: str) -> "Iterator[Image]":
@@ -124,7 +128,7 @@ class Store(StoreFolder):
             with self.locked():
                 image.folder = self._open_folder(image_id)
                 fcntl.flock(image.folder, fcntl.LOCK_SH)
-                image.manifest = read_manifest(image.folder, image_id, self.key)
+                image.manifest = self._manifest(image.folder, image_id)
                 for number in sorted(packs_of(image.manifest)):
                     image.packs[number] = self._open_pack(image_id, number)
             yield image

@@ -79,4 +79,5 @@ class PackPinning:
                 return
             with self._at_work:
                 if self._going.is_set():
-                    self._pins.append(self._mover.pin(self._parts.pop()))
+                    packs = self._parts.pop()
+                    self._pins.append(self._mover.pin(pack.fd for pack in packs))

@@ -89,7 +89,7 @@ class Node:
             config.ring_bytes,
             self.store.key,
             self._claims,
-            lambda: self.kept_memory.gpus(),
+            lambda: self.kept_memory.gpus() | self.suspended.hollow_gpus(),
         )
         self.kept_memory = KeptMemory(self.movers)
         self.gpu_locks = GpuLocks()

@@ -161,6 +161,10 @@ class Register:
         """Return the pids of hollow programs' processes: they have contexts, and nothing runs."""
         return {pid for each in self.living() if each.hollow for pid in each.pids}
 
+    def hollow_gpus(self) -> set[int]:
+        """Return the GPUs on which hollow programs are."""
+        return {gpu for each in self.living() if each.hollow for gpu in each.gpus}
+
     def _require_readable(self, pid: int) -> None:
         for path in self._folder.glob("*.json"):
             with contextlib.suppress(OSError, msgspec.DecodeError):  # :meth:`all` has told

@@ -23,6 +23,7 @@ from phosd.engine.operations.coming_back import (
 )
 from phosd.engine.operations.giving_back import giving_back
 from phosd.engine.operations.keepers import keepers
+from phosd.engine.operations.pinned_shelf import keep_pinned
 from phosd.engine.operations.restore.load import device_bytes
 from phosd.engine.program import driver_checkpoint
 from phosd.errors import Busy, InvalidOption, Reason, Unsupported
@@ -107,6 +108,8 @@ def rise(
         with node.gpu_locks.locked(affected.gpus, progress):
             release()
             back_from_driver(node.stopped, suspended, {}, list_gpus())
-    node.suspended.write(msgspec.structs.replace(suspended, hollow=True, format=HOLLOW))
+    hollow = msgspec.structs.replace(suspended, hollow=True, format=HOLLOW)
+    node.suspended.write(hollow)
+    keep_pinned(node, hollow)
     progress.finish()
     return {gpu: gpu for gpu in suspended.gpus}

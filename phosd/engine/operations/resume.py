@@ -29,6 +29,7 @@ from phosd.engine.operations.coming_back import (
 from phosd.engine.operations.hollow import rise
 from phosd.engine.operations.move_checks import require_seen
 from phosd.engine.operations.permissions import ROOT
+from phosd.engine.operations.pinned_shelf import forget_removed
 from phosd.engine.operations.restore.load import LoadedMemory, device_bytes, loaded
 from phosd.engine.program import driver_checkpoint
 from phosd.engine.program.process import placed
@@ -76,7 +77,7 @@ def resume(node: Node, pid: int, options: ResumeOptions, progress: Progress) -> 
             return rise(node, suspended, manifest, options.gpu, progress, back=further)
         if further and _begun(node, suspended, manifest):
             moves = _end_begun(node, suspended, manifest, progress)
-            after.callback(node.suspend_store.shelf_of(suspended).delete, suspended.image)
+            after.callback(_delete, node, suspended)
             return moves
         gpus = list_gpus()
         chosen = _moves(options.gpu, suspended, manifest, gpus)
@@ -110,7 +111,7 @@ def resume(node: Node, pid: int, options: ResumeOptions, progress: Progress) -> 
         untouched.pop_all()
         _give_memory(parked, memory)
         node.suspended.remove(suspended)  # from here on it counts as running, even if phosd dies
-        after.callback(node.suspend_store.shelf_of(suspended).delete, suspended.image)
+        after.callback(_delete, node, suspended)
         job.callback(memory.unguard)
         if not further or parked == links:  # else it is unknown which blocks a hook had already
             memory.keep(links)
@@ -120,6 +121,11 @@ def resume(node: Node, pid: int, options: ResumeOptions, progress: Progress) -> 
         progress.phase("release")
     progress.finish()
     return {gpu: moves.get(gpu, gpu) for gpu in suspended.gpus}
+
+
+def _delete(node: Node, resumed: Suspended) -> None:
+    node.suspend_store.shelf_of(resumed).delete(resumed.image)
+    forget_removed(node, resumed)
 
 
 def _with_pids(manifest: Manifest, suspended: Suspended) -> Manifest:

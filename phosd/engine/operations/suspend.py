@@ -39,6 +39,7 @@ from phosd.engine.operations.keepers import keepers
 from phosd.engine.operations.manifest_records import block_records
 from phosd.engine.operations.move_checks import claimed, device_needs, may_park
 from phosd.engine.operations.permissions import ROOT
+from phosd.engine.operations.pinned_shelf import keep_pinned
 from phosd.engine.operations.safe_points import SafePointChoices, SafePoints
 from phosd.engine.operations.shelves import PLACES, place_for, room_on, taken_by
 from phosd.engine.operations.suspended_records import entry_of, manifest_of
@@ -142,6 +143,8 @@ def suspend(node: Node, pid: int, options: SuspendOptions, progress: Progress) -
                 detach(group.links, undo)
             undo.forget()
         suspension.release(reservation, movers, needs)
+        if options.hollow:
+            keep_pinned(node, suspended)
         progress.finish()
         return suspended
 

@@ -1,13 +1,12 @@
 """Programs on one GPU that are copied one after the other: none stands still for another one."""
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
-from phosd.engine.image.writer import Pack
 from phosd.engine.job.progress import Progress
 from phosd.engine.mover.client.mover import Mover
 from phosd.engine.node.node import Node
@@ -78,9 +77,9 @@ def test_who_waits_for_its_turn_runs_on(
     pins: list[int] = []
     pin = Mover.pin
 
-    def counted(mover: Mover, packs: Sequence[Pack]) -> int:
-        pins.append(len(packs))
-        return pin(mover, packs)
+    def counted(mover: Mover, packs: Iterable[int]) -> int:
+        pins.append(len(given := list(packs)))
+        return pin(mover, given)
 
     monkeypatch.setattr(Mover, "pin", counted)
     progress, cancelled = Progress(), Progress()

@@ -76,7 +76,7 @@ def digests_of(store: Store, data: list[bytearray]) -> dict[tuple[int, int], byt
 def packs_of(writer: ImageWriter, mover: Mover) -> tuple[list[Pack], int]:
     """Packs for all chunks, pinned if they lie in memory."""
     packs = writer.packs(len(EVERY))
-    return packs, mover.pin(packs)
+    return packs, mover.pin(pack.fd for pack in packs)
 
 
 @pytest.mark.parametrize("pinned_after", [0, 1], ids=["pinned first", "pinned between the passes"])
@@ -90,12 +90,12 @@ def test_a_later_pass_replaces_what_it_copies_again(
             progress = Progress()
             progress.phase("copy")
             packs = writer.packs(len(EVERY))
-            pins = [mover.pin(packs)] if pinned_after == 0 else []
+            pins = [mover.pin(pack.fd for pack in packs)] if pinned_after == 0 else []
             copies = Copies(writer, packs)
             first = mover.copy(EVERY[1:], copies, progress)
             assert first == {k: d for k, d in digests_of(store, data).items() if k != EVERY[0]}
             before = dict(copies.refs)
-            pins += [mover.pin(packs)] if pinned_after == 1 else []
+            pins += [mover.pin(pack.fd for pack in packs)] if pinned_after == 1 else []
             for block, index in ((0, 2), (1, 0), (1, 1), (1, 4)):
                 change(program, data, block, index)
             again = [(11, 4), (10, 2), (11, 1), (11, 0), (11, 1), (10, 0)]

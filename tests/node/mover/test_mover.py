@@ -481,8 +481,8 @@ def test_the_device_writes_into_pinned_packs(
         digests = mover.digest([10, 11, 12])
         with store.begin(0) as writer:
             packs = writer.packs(sum(SIZES) // CHUNK)
-            number = mover.pin(packs)
-            mover.unpin(mover.pin(writer.packs(1)))  # those of another job
+            number = mover.pin(pack.fd for pack in packs)
+            mover.unpin(mover.pin(pack.fd for pack in writer.packs(1)))  # those of another job
             if not pinned:
                 with pytest.raises(Internal, match="mover-write"):
                     mover.save(digests, writer, packs=packs)

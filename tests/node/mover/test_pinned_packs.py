@@ -82,3 +82,19 @@ def test_what_was_not_kept_is_not_pinned_for_a_load(
     assert packs.find(file) is not None
     packs.unpin(number, keep=True)
     assert (calls, packs.find(file)) == (["cuMemHostRegister"], None)
+
+
+def test_one_that_several_use_is_pinned_once(
+    packs: PinnedPacks, pack: Any, calls: list[str]
+) -> None:
+    """It stays for those that are left, also when its file is removed meanwhile."""
+    file = pack_file(pack.fileno())
+    packs.unpin(packs.pin([pack.fileno()]), keep=True)
+    first, second = (packs.pin([pack.fileno()], kept=True) for _ in range(2))
+    packs.unpin(first, keep=True)
+    Path(pack.name).unlink()
+    packs.pin([])
+    assert packs.find(file) is not None and calls == ["cuMemHostRegister"]
+    packs.unpin(second, keep=True)
+    assert packs.find(file) is None
+    assert calls == ["cuMemHostRegister", "cuMemHostUnregister"]

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from typing import Any, cast
 
@@ -14,7 +14,7 @@ from phosd.engine.memory.pack_pinning import PackPinning
 from phosd.engine.mover.client.mover import Mover
 from phosd.errors import Cancelled, Internal
 
-PACKS = [Pack(number, -1) for number in range(18)]
+PACKS = [Pack(number, number) for number in range(18)]
 
 
 class FakeMover:
@@ -29,8 +29,8 @@ class FakeMover:
         self.kept: list[int] = []
         self.error: Internal | None = None
 
-    def pin(self, packs: Sequence[Pack]) -> int:
-        self.begun.append([pack.number for pack in packs])
+    def pin(self, packs: Iterable[int]) -> int:
+        self.begun.append(list(packs))
         assert self.may.acquire(timeout=60)
         if self.error is not None:
             raise self.error

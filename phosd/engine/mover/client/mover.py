@@ -282,17 +282,17 @@ class Mover:
         answer, _ = self._to_host.ask(request, wire.Copied, descriptors, progress, let_go)
         return copies.note(request, answer)
 
-    def pin(self, packs: Sequence[Pack]) -> int:
-        """Map and pin the packs that are in memory. Returns the number for :meth:`unpin`.
-
-        It takes seconds for tens of GB, and all cores of the host.
+    def pin(self, packs: Iterable[int]) -> int:
+        """Map and pin the open packs that are in memory, which takes seconds for tens of GB, and
+        all cores of the host. Unpins those that are kept and were removed. Returns the number for
+        :meth:`unpin`.
         """
-        answer, _ = self._pinning.ask(wire.Pin(), wire.Pinned, [pack.fd for pack in packs])
+        answer, _ = self._pinning.ask(wire.Pin(), wire.Pinned, list(packs))
         return answer.number
 
     def unpin(self, pinned: int, *, keep: bool = False) -> None:
-        """Give back the packs of one :meth:`pin`. With ``keep`` they stay pinned, and are at once
-        when they are pinned again, until their files are removed.
+        """Give back the packs of one :meth:`pin`. With ``keep`` they stay pinned until their files
+        are removed.
         """
         self._pinning.ask(wire.Unpin(pinned, keep), wire.Done)
 

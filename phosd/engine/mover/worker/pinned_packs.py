@@ -11,6 +11,7 @@ import itertools
 import logging
 import mmap
 import os
+from collections import Counter
 from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -41,25 +42,27 @@ class PinnedPacks:
     """Pin packs, and find them by their file.
 
     One thread pins and unpins; others may look up packs meanwhile. Packs that are kept stay pinned
-    until their file is removed; the next image may have them again.
+    until their file is removed; the next image may have them again. A pack that several have pinned
+    is pinned once.
     """
 
     def __init__(self, gpu: Gpu) -> None:
         self._gpu = gpu
         self._packs: dict[PackFile, PinnedPack] = {}
-        self._kept: dict[PackFile, PinnedPack] = {}
         self._pins: dict[int, list[PackFile]] = {}
+        self._uses: Counter[PackFile] = Counter()
         self._numbers = itertools.count(1)
 
     def pin(self, descriptors: Sequence[int], *, kept: bool = False) -> int:
-        """Pin those packs that are in memory, or take only those that were ``kept`` pinned. Returns
+        """Pin those packs that are in memory, or take only those that are pinned already. Returns
         the number for :meth:`unpin`.
         """
         number = next(self._numbers)
-        pinned = self._pins[number] = []
         self._forget_removed()
-        again = [fd for fd in descriptors if self._take_kept(fd)]
-        pinned += map(pack_file, again)
+        again = [fd for fd in descriptors if self._is_pinned(fd)]
+        pinned = self._pins[number] = []
+        for fd in again:
+            self._use(pack_file(fd), pinned)
         others = () if kept else (fd for fd in descriptors if fd not in again)
         found = [(fd, pack) for fd in others if (pack := _map(fd)) is not None]
         with ThreadPoolExecutor(THREADS, initializer=self._gpu.attach) as pool:
@@ -74,53 +77,57 @@ class PinnedPacks:
                     _close(pack)
                     continue
                 self._packs[pack_file(fd)] = pack
-                pinned.append(pack_file(fd))
+                self._use(pack_file(fd), pinned)
         return number
 
     def find(self, file: PackFile) -> PinnedPack | None:
-        """Return the pinned pack of this file, or None."""
-        return self._packs.get(file)
+        """Return the pack of this file, if somebody has pinned it, or None."""
+        return self._packs.get(file) if self._uses[file] else None
 
     def unpin(self, number: int, *, keep: bool = False) -> None:
-        """Give back the packs of one :meth:`pin`, which keep their bytes: unpin them, or keep them
-        pinned.
+        """Give back the packs of one :meth:`pin`, which keep their bytes: unpin those that nobody
+        else has pinned, or keep them pinned.
         """
-        packs = {file: self._packs.pop(file) for file in self._pins.pop(number, [])}
-        if keep:
-            self._kept |= packs
-            self._forget_removed()
-        else:
-            self._unpin(packs.values())
+        packs = self._pins.pop(number, [])
+        self._uses.subtract(packs)
+        if not keep:
+            self._unpin([file for file in packs if not self._uses[file]])
+        self._forget_removed()
 
     def unpin_all(self) -> None:
         """Unpin all packs."""
-        packs = [*self._packs.values(), *self._kept.values()]
-        for each in (self._pins, self._packs, self._kept):
-            each.clear()
-        self._unpin(packs)
+        self._pins.clear()
+        self._uses.clear()
+        self._unpin(list(self._packs))
 
-    def _take_kept(self, descriptor: int) -> bool:
-        """Use a pack again that is pinned. Returns whether it is, in the size that it has now."""
+    def _use(self, file: PackFile, pinned: list[PackFile]) -> None:
+        self._uses[file] += 1
+        pinned.append(file)
+
+    def _is_pinned(self, descriptor: int) -> bool:
+        """Return whether a pack is pinned, in the size that it has now. It is unpinned if it has
+        another one, unless somebody uses it.
+        """
         file = pack_file(descriptor)
-        pack = self._kept.pop(file, None)
-        if pack is None:
-            return False
-        if len(pack.view) != os.fstat(descriptor).st_size:
-            self._unpin([pack])
-            return False
-        self._packs[file] = pack
-        return True
+        pack = self._packs.get(file)
+        if pack is None or len(pack.view) == os.fstat(descriptor).st_size:
+            return pack is not None
+        if not self._uses[file]:
+            self._unpin([file])
+        return False
 
     def _forget_removed(self) -> None:
-        """Unpin packs that are kept and whose file is gone: their memory shall be free."""
-        gone = [f for f, pack in self._kept.items() if not os.fstat(pack.descriptor).st_nlink]
-        self._unpin([self._kept.pop(file) for file in gone])
+        """Unpin packs whose file is gone and that nobody uses: their memory shall be free."""
+        gone = [f for f, pack in self._packs.items() if not os.fstat(pack.descriptor).st_nlink]
+        self._unpin([file for file in gone if not self._uses[file]])
 
-    def _unpin(self, packs: Collection[PinnedPack]) -> None:
-        if not packs:
-            return
-        with ThreadPoolExecutor(THREADS, initializer=self._gpu.attach) as pool:
-            list(pool.map(_unpin, packs))
+    def _unpin(self, files: Collection[PackFile]) -> None:
+        packs = [self._packs.pop(file) for file in files]
+        for file in files:
+            del self._uses[file]
+        if packs:
+            with ThreadPoolExecutor(THREADS, initializer=self._gpu.attach) as pool:
+                list(pool.map(_unpin, packs))
 
 
 def pack_file(descriptor: int) -> PackFile:

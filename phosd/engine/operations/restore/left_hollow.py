@@ -23,6 +23,7 @@ from phosd.engine.node.machine import describe_gpus, this_host
 from phosd.engine.node.node import Node
 from phosd.engine.node.suspended import HOLLOW, Suspended
 from phosd.engine.operations.admission import DiskLimits
+from phosd.engine.operations.pinned_shelf import keep_pinned
 from phosd.engine.operations.shelves import PLACES, room_on, taken_by
 from phosd.engine.system import procfs
 from phosd.engine.system.procfs import ProcessId
@@ -101,6 +102,7 @@ class Shelved:
         undo.add(self.node.suspended.remove, suspended)
         self.node.suspended.write(suspended)
         point(Point.RESTORE_OPEN)
+        keep_pinned(self.node, suspended)
 
     def _manifest(self, manifest: Manifest, ids: Mapping[int, ProcessId]) -> Manifest:
         """Return the manifest of the device memory alone."""

@@ -1,0 +1,42 @@
+"""Pin what hollow programs have in host memory, so that it is loaded at the rate of the link."""
+
+import logging
+from collections import defaultdict
+
+from phosd.engine.image.manifest import Manifest
+from phosd.engine.node.node import Node
+from phosd.engine.node.suspended import Suspended
+from phosd.errors import PhosError
+
+_log = logging.getLogger(__name__)
+
+
+def keep_pinned(node: Node, hollow: Suspended) -> None:
+    """Pin the packs of a hollow program until it is resumed, and have the movers of its GPUs stand
+    by. If that fails, which is logged, its resume takes longer.
+    """
+    try:
+        with node.suspend_store.shelf_of(hollow).open(hollow.image) as image:
+            node.movers.begin(hollow.gpus)
+            for gpu, packs in _by_gpu(image.manifest).items():
+                in_memory = [image.packs[number] for number in sorted(packs)]
+                mover = node.movers.mover(gpu)
+                mover.unpin(mover.pin(in_memory), keep=True)
+    except PhosError as error:
+        _log.warning("what process %d has in memory is not pinned: %s", hollow.pid, error)
+
+
+def forget_removed(node: Node, hollow: Suspended) -> None:
+    """Unpin what is gone since a program was resumed: then its memory is free."""
+    for mover in node.movers.running(hollow.gpus):
+        try:
+            mover.unpin(mover.pin(()), keep=True)
+        except PhosError as error:
+            _log.warning("memory of GPU %d stays pinned: %s", mover.gpu, error)
+
+
+def _by_gpu(manifest: Manifest) -> dict[int, set[int]]:
+    packs: defaultdict[int, set[int]] = defaultdict(set)
+    for block in manifest.blocks:
+        packs[block.gpu].update(chunk.pack for chunk in block.chunks)
+    return packs
