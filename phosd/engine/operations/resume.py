@@ -4,7 +4,7 @@ Every step first looks how far an earlier attempt came, so a resume that failed 
 repeated. The stored data stay until the program runs.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
@@ -75,17 +75,17 @@ def resume(node: Node, pid: int, options: ResumeOptions, progress: Progress) -> 
         further = _driver_is_done(node, suspended)
         if options.hollow:
             return rise(node, suspended, manifest, options.gpu, progress, back=further)
-        if further and _begun(node, suspended, manifest):
+        connected = job.enter_context(ExitStack())
+        links = _connected(node, manifest, connected) if further else []
+        if further and _begun(node, suspended, links):
+            connected.close()
             moves = _end_begun(node, suspended, manifest, progress)
             after.callback(_delete, node, suspended)
             return moves
-        gpus = list_gpus()
-        chosen = _moves(options.gpu, suspended, manifest, gpus)
-        moves = _with_earlier_moves(node, suspended, manifest, chosen, back=further)
-        blocks = device_bytes(manifest, moves)
-        needs = blocks if further else _needs(suspended, blocks, moves)
-        node.movers.begin(needs)
-        require_room(node, suspended, manifest, needs, moves)
+        gpus = _gpus_as_before(manifest)
+        chosen = _moves(options.gpu, suspended, gpus) if options.gpu else {}
+        moves = _with_earlier_moves(node, suspended, manifest, chosen, links)
+        blocks, needs = _roomy(node, suspended, manifest, moves, further=further)
         affected = affected_by(suspended, hooked(manifest), moves)
         progress.about_to_touch(affected)
         progress.phase("load", bytes_total=manifest.device_bytes)
@@ -101,11 +101,13 @@ def resume(node: Node, pid: int, options: ResumeOptions, progress: Progress) -> 
         point(Point.RESUME_CONTROL)
         with node.gpu_locks.locked(affected.gpus, progress):
             release()
-            progress.about_to_touch(replace(affected, moves=moves))
-            back_from_driver(node.stopped, suspended, moves, gpus)
+            if not further:
+                progress.about_to_touch(replace(affected, moves=moves))
+                back_from_driver(node.stopped, suspended, moves, gpus)
         progress.phase("map")
         point(Point.RESUME_MAP)
-        links = [job.enter_context(link) for link in _parked_links(node, manifest)]
+        links = links or _connected(node, manifest, connected)
+        job.push(connected.pop_all())  # they close before memory is freed
         parked = _all_parked(manifest, links)
         # From here on hooks have some of the memory, and a repeated resume continues with it.
         untouched.pop_all()
@@ -115,11 +117,14 @@ def resume(node: Node, pid: int, options: ResumeOptions, progress: Progress) -> 
         job.callback(memory.unguard)
         if not further or parked == links:  # else it is unknown which blocks a hook had already
             memory.keep(links)
-        point(Point.RESUME_OPEN)
-        for link in links:
-            link.open_gate()
+        _open(links)
         progress.phase("release")
     progress.finish()
+    return _now(suspended, moves)
+
+
+def _now(suspended: Suspended, moves: Mapping[int, int]) -> dict[int, int]:
+    """Return the GPU that the program has now, by each that it had."""
     return {gpu: moves.get(gpu, gpu) for gpu in suspended.gpus}
 
 
@@ -152,10 +157,11 @@ def _death_explained(suspended: Suspended) -> Iterator[None]:
         raise
 
 
-def _moves(
-    text: str, suspended: Suspended, manifest: Manifest, gpus: Sequence[GpuInfo]
-) -> dict[int, int]:
-    """Return the GPUs to move to, by the GPUs that they replace."""
+def _gpus_as_before(manifest: Manifest) -> list[GpuInfo]:
+    """Return the GPUs here. Raises :class:`InvalidOption` unless those that the program had are
+    numbered as they were.
+    """
+    gpus = list_gpus()
     known = {gpu.ordinal: gpu.uuid for gpu in gpus}
     for gpu in manifest.gpus:
         if known.get(gpu.ordinal) != gpu.uuid:
@@ -163,7 +169,12 @@ def _moves(
                 f"GPU {gpu.ordinal} is not {gpu.uuid} any more, which the program had",
                 hint="bring the GPUs back into their order",
             )
-    moves = parse_moves(text, suspended.gpus, gpus, may_stay=True) if text else {}
+    return gpus
+
+
+def _moves(text: str, suspended: Suspended, gpus: Sequence[GpuInfo]) -> dict[int, int]:
+    """Return the GPUs to move to, by the GPUs that they replace."""
+    moves = parse_moves(text, suspended.gpus, gpus, may_stay=True)
     require_fit(moves, gpus)
     require_seen(suspended.pids, moves)
     return moves
@@ -174,15 +185,14 @@ def _with_earlier_moves(
     suspended: Suspended,
     manifest: Manifest,
     chosen: Mapping[int, int],
-    *,
-    back: bool,
+    links: Sequence[HookLink],
 ) -> dict[int, int]:
-    """Return the ``chosen`` moves, and those that an earlier attempt made, which count. Raises
-    :class:`Unsupported` if a hollow program of which the driver has nothing (``back``) is to come
-    to GPUs where its contexts are not.
+    """Return the ``chosen`` moves, and those that an earlier attempt made, which count. ``links``
+    are there if the driver has nothing of the program. Raises :class:`Unsupported` if a hollow one
+    is then to come to GPUs where its contexts are not.
     """
-    before = _moved_before(node, suspended, manifest)
-    for old, new in chosen.items() if suspended.hollow and back else ():
+    before = _places(manifest, links) if links else _moved_before(node, suspended, manifest)
+    for old, new in chosen.items() if suspended.hollow and links else ():
         if (now := before.get(old, old)) != new:
             raise Unsupported(
                 f"the contexts of process {suspended.pid} are on GPU {now}, where alone it can be "
@@ -192,6 +202,24 @@ def _with_earlier_moves(
                 reason=Reason.PROCESS_STATE,
             )
     return _away({**chosen, **before})
+
+
+def _roomy(
+    node: Node,
+    suspended: Suspended,
+    manifest: Manifest,
+    moves: Mapping[int, int],
+    *,
+    further: bool,
+) -> tuple[dict[int, int], dict[int, int]]:
+    """Return the bytes of blocks, and all that the driver needs, on each GPU; see that there is
+    room.
+    """
+    blocks = device_bytes(manifest, moves)
+    needs = blocks if further else _needs(suspended, blocks, moves)
+    node.movers.begin(needs)
+    require_room(node, suspended, manifest, needs, moves)
+    return blocks, needs
 
 
 def _needs(
@@ -217,12 +245,20 @@ def _moved_before(node: Node, suspended: Suspended, manifest: Manifest) -> dict[
         if driver_checkpoint.state(p) is not driver_checkpoint.State.CHECKPOINTED
     }
     driver_checkpoint.require_running(awake)
+    parked = {process.pid for process in manifest.processes if process.parked}
+    with ExitStack() as opened:
+        runtime_dir = node.config.runtime_dir
+        links = [opened.enter_context(reach(pid, runtime_dir)) for pid in awake & parked]
+        return _places(manifest, links)
+
+
+def _places(manifest: Manifest, links: Iterable[HookLink]) -> dict[int, int]:
+    """Return the GPU on which the memory of these processes belongs now, by that of the image."""
     moves = {}
-    for pid in awake & {process.pid for process in manifest.processes if process.parked}:
-        with reach(pid, node.config.runtime_dir) as link:
-            places = {block.id: gpu for block, gpu in placed(link.hello(), link.list_blocks())}
+    for link in links:
+        places = {block.id: gpu for block, gpu in placed(link.hello(), link.list_blocks())}
         for block in manifest.blocks:
-            if manifest.processes[block.process].pid == pid and block.id in places:
+            if manifest.processes[block.process].pid == link.pid and block.id in places:
                 moves[block.gpu] = places[block.id]
     return moves
 
@@ -231,11 +267,19 @@ def _away(moves: Mapping[int, int]) -> dict[int, int]:
     return {old: new for old, new in moves.items() if old != new}
 
 
-def _parked_links(node: Node, manifest: Manifest) -> Iterator[HookLink]:
-    """Connect to the hooks of the processes whose memory was parked."""
-    for process in manifest.processes:
-        if process.gpu and process.parked and process.hooked:
-            yield reach(process.pid, node.config.runtime_dir)
+def _connected(node: Node, manifest: Manifest, job: ExitStack) -> list[HookLink]:
+    """Connect to the hooks of the processes whose memory was parked, until the job ends."""
+    return [
+        job.enter_context(reach(process.pid, node.config.runtime_dir))
+        for process in manifest.processes
+        if process.gpu and process.parked and process.hooked
+    ]
+
+
+def _open(links: Iterable[HookLink]) -> None:
+    point(Point.RESUME_OPEN)
+    for link in links:
+        link.open_gate()
 
 
 def _give_memory(links: Sequence[HookLink], memory: LoadedMemory) -> None:
@@ -284,7 +328,7 @@ def _driver_is_done(node: Node, suspended: Suspended) -> bool:
     )
 
 
-def _begun(node: Node, suspended: Suspended, manifest: Manifest) -> bool:
+def _begun(node: Node, suspended: Suspended, links: Iterable[HookLink]) -> bool:
     """Return whether an earlier attempt gave hooks memory, or some of it.
 
     The movers then still have all of it, and only that memory will do: a fresh copy would not be
@@ -292,9 +336,7 @@ def _begun(node: Node, suspended: Suspended, manifest: Manifest) -> bool:
     """
     if kept_for(suspended.processes, node.config.runtime_dir):
         return True
-    with ExitStack() as links:
-        awake = [links.enter_context(link) for link in _parked_links(node, manifest)]
-        return all(link.hello().state is not HookState.PARKED for link in awake)
+    return all(link.hello().state is not HookState.PARKED for link in links)
 
 
 def _end_begun(
@@ -309,4 +351,4 @@ def _end_begun(
         raise next(iter(account.failures.values()))
     node.suspended.remove(suspended)
     progress.finish()
-    return {gpu: moves.get(gpu, gpu) for gpu in suspended.gpus}
+    return _now(suspended, moves)

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,15 @@ def told(node: Node, target: Target) -> tuple[str, tuple[int, ...], bool]:
     return found.state, found.gpus, found.away is not None and found.away.hollow
 
 
+def pinned(node: Node) -> Iterator[bool]:
+    """Whether each mover has packs of suspended programs mapped, and all of these."""
+    packs = node.suspend_store.shelf("memory").disk.packs
+    for pid in sorted(node.movers.pids()):
+        maps = Path(f"/proc/{pid}/maps").read_text()
+        assert "(deleted)" not in "".join(x for x in maps.splitlines() if str(packs) in x)
+        yield f"{packs}/" in maps
+
+
 @pytest.mark.parametrize("where", ["memory", "disk"])
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_it_comes_back_without_the_driver(
@@ -56,10 +66,12 @@ def test_it_comes_back_without_the_driver(
         assert not left_parked(node.config.runtime_dir)
         (entry,) = node.suspended.all()
         assert entry.hollow and entry.where == where and entry.stored_bytes
+        assert [*pinned(node)] == [where == "memory"] * len(used)
         resume(node, target.pid, ResumeOptions(), Progress())
         assert told(node, target) == ("running", used, False)
         target.more_steps(2)
         assert not node.suspended.all() and not node.suspend_store.shelf(where).list()
+        assert not any(pinned(node)), "its memory is free"
         suspend(node, target.pid, SuspendOptions(where=where), Progress())
         resume(node, target.pid, ResumeOptions(), Progress())
         computes_right(target, undisturbed)

@@ -12,6 +12,7 @@ from phosd.engine.node import placement
 from phosd.engine.node.gpus import GpuInfo, list_gpus
 from phosd.engine.node.node import Node
 from phosd.engine.operations import migrate as migrate_module
+from phosd.engine.operations import shelves
 from phosd.engine.operations import suspend as suspend_module
 from phosd.engine.operations.checkpoint import CheckpointOptions, checkpoint
 from phosd.engine.operations.migrate import MigrateOptions, migrate
@@ -264,7 +265,7 @@ def test_host_memory_and_disk_are_short(
     """Without memory it goes to the disk; without either it runs on."""
     pid = single.pid
     with monkeypatch.context() as patch:
-        patch.setattr(suspend_module, "available_memory", lambda: 1 << 20)
+        patch.setattr(shelves, "available_memory", lambda: 1 << 20)
         refused(
             OutOfSpace, r"\(memory\)", lambda p: suspend(node, pid, SuspendOptions("memory"), p)
         )
