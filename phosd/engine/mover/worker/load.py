@@ -24,6 +24,10 @@ from phosd.engine.system.cuda import call
 from phosd.errors import ImageCorrupt, Internal
 
 _READERS = max(4, min(16, os.cpu_count() or 1))
+_OF_PINNED = 3
+"""Threads that keep the copy engine busy where it reads the packs itself. More of them only hold up
+the one that allocates blocks meanwhile: it took 47 ms for 142 of them, and takes 13 alone (H200).
+"""
 
 
 @dataclass(frozen=True)
@@ -65,8 +69,9 @@ def load(transfer: Transfer, request: Load, descriptors: Sequence[int]) -> None:
             ring.give(slot)
         transfer.report(sum(c.ref.length for c in batch))
 
+    readers = _OF_PINNED if all(source.is_pinned for source in sources.values()) else _READERS
     try:
-        with WorkerPool(transfer, min(_READERS, len(ring.slots))) as workers:
+        with WorkerPool(transfer, min(readers, len(ring.slots))) as workers:
             for blocks in _arriving(gpu, request, workers.check):
                 for batch in _batches(_new_chunks(gpu, blocks, stored), ring.records):
                     workers.submit(fetch, batch)

@@ -90,6 +90,11 @@ class WindowedPack:
         self._direct = direct
         self._pinned = pinned
 
+    @property
+    def is_pinned(self) -> bool:
+        """Whether the device reads it where it is."""
+        return self._pinned is not None
+
     def copy_in(
         self, records: Sequence[tuple[int, int, int]], slot: Slot, *, short: bool = False
     ) -> None:
