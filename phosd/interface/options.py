@@ -276,6 +276,14 @@ class RestoreOptions(JobOptions, total=False):
             feature="hollow-restores",
         ),
     ]
+    follower: Annotated[
+        int,
+        Said(
+            "The pid of a process of the image's owner, which waits for the program and ends as it "
+            "does: what starts that one again is told as what starts the program again.",
+            otherwise="none",
+        ),
+    ]
 
 
 class VerifyOptions(JobOptions, total=False):

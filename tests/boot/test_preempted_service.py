@@ -146,6 +146,10 @@ def test_who_would_restart_it_is_told(booted: Machine) -> None:
         None: None,
     }
     service.stop()
+    service.start()  # it is restored, in a scope
+    again = {row["name"]: row["restarter"] for row in phos(booted, "ps")}
+    assert again["restarted"] == "unit restarted.service"
+    service.stop()
     booted.run(
         "systemctl --user stop users", user="ann", variables={"XDG_RUNTIME_DIR": "/run/user/1000"}
     )

@@ -21,7 +21,8 @@ _MOST_CLONES = 1000
 @command()
 @click.argument("image", type=options.IMAGE)
 @options.stated(
-    RestoreOptions, but=("output", "end", "pid_namespace", "clone", "gpu", "cgroups_of")
+    RestoreOptions,
+    but=("output", "end", "pid_namespace", "clone", "gpu", "cgroups_of", "follower"),
 )
 @click.option(
     "--output",

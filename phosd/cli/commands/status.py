@@ -39,8 +39,9 @@ def status(settings: Settings) -> None:
     not know whether it had done its work.
     AGE is that of its newest image, NEXT when the next one is due. STOP is for how long it stood
     still for that. RESTARTED says who starts it again if it, or the node, fails: a unit of systemd
-    with Restart=, a Kubernetes pod, a Slurm job; `by hand` if phosd knows of nobody. TROUBLE is its
-    last job that failed, unless such a job has succeeded since; `phos jobs JOB` tells all about it.
+    with Restart= (also if the unit's `phos run --resume` has restored it), a Kubernetes pod, a
+    Slurm job; `by hand` if phosd knows of nobody. TROUBLE is its last job that failed, unless such
+    a job has succeeded since; `phos jobs JOB` tells all about it.
 
     The exit code is 1 if a program is late, or failed, or was never saved, or if the images cannot
     be looked at.

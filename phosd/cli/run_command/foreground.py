@@ -111,7 +111,9 @@ class Foreground:
 
     def _restore_options(self, client: "Client", image: "Image") -> "RestoreOptions":
         # One that was in a pid namespace gets one again in any case.
-        options: RestoreOptions = {"pid_namespace": True} if self._pidns else {}
+        options: RestoreOptions = {"follower": os.getpid()}
+        if self._pidns:
+            options["pid_namespace"] = True
         if self._step is not None:
             options["cgroups_of"] = os.getpid()
             options["gpu"] = self._step.gpus_for(image, client)

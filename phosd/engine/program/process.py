@@ -13,6 +13,7 @@ from phosd.engine.hook_client.places import hook_socket
 from phosd.engine.image.called import Called
 from phosd.engine.program import cuda_tools, driver_checkpoint
 from phosd.engine.program.away import Away
+from phosd.engine.program.follower import follower_of
 from phosd.engine.program.name import name_of
 from phosd.engine.program.process_gpus import environment, gpus_of, unseen_gpus
 from phosd.engine.program.stopped import StoppedProcesses
@@ -201,7 +202,11 @@ def list_processes(
 
 
 def _with_unit(found: GpuProcess, restarters: Restarters) -> GpuProcess:
-    return replace(found, unit=restarters.unit_of(found.pid, named=bool(found.name)))
+    follower = follower_of(found.pid)
+    unit = restarters.unit_of(
+        found.pid, named=bool(found.name), follower=follower.pid if follower else None
+    )
+    return replace(found, unit=unit)
 
 
 def _as_before(before: GpuProcess | None) -> GpuProcess | None:

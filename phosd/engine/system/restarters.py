@@ -53,11 +53,14 @@ class Restarters:
         self._silent: dict[int | None, float] = {}
         self._lock = threading.Lock()
 
-    def unit_of(self, pid: int, *, named: bool) -> str:
+    def unit_of(self, pid: int, *, named: bool, follower: int | None = None) -> str:
         """Return the unit whose manager would start the program of process ``pid`` again if it
         crashed; empty if there is none. ``named``: `phos run --name` started it, which is none of
-        its ancestors, and ends when it does.
+        its ancestors, and ends when it does. ``follower``: this process goes on with it, wherever
+        that is by now, and ends when it does.
         """
+        if follower is not None:
+            pid, named = follower, False
         unit = unit_of(cgroups.memberships(pid))
         service = None if unit is None else self._asked(unit)
         if unit is None or service is None or not service.restarts:

@@ -155,10 +155,13 @@ class Images:
         return [check_row(each) for each in found]
 
     async def _with_pids_of_ours(self, caller: Caller, options: RestoreRequest) -> RestoreRequest:
-        if not options.cgroups_of:
-            return options
-        pid = await self._pids.known_here(caller, options.cgroups_of)
-        return msgspec.structs.replace(options, cgroups_of=pid)
+        if options.cgroups_of:
+            pid = await self._pids.known_here(caller, options.cgroups_of)
+            options = msgspec.structs.replace(options, cgroups_of=pid)
+        if options.follower:
+            pid = await self._pids.known_here(caller, options.follower)
+            options = msgspec.structs.replace(options, follower=pid)
+        return options
 
     @method("VerifyImage")
     async def verify_image(self, caller: Caller, image: str, options: VerifyRequest) -> str:

@@ -69,6 +69,21 @@ def test_what_a_service_waits_for_is_of_the_service_and_what_it_lets_go_is_not()
             child.kill()
 
 
+def test_what_a_service_waits_for_may_be_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a restored program, which is in a scope: its follower is in the service."""
+    me, restored = os.getpid(), os.getppid()
+
+    def places(pid: int) -> Mapping[str, str]:
+        service, scope = "/system.slice/bert.service", "/user.slice/user-0.slice/restored-1.scope"
+        return {cgroups.UNIFIED: service if pid == me else scope}
+
+    monkeypatch.setattr(cgroups, "memberships", places)
+    for main, found in ((me, "unit bert.service"), (0, "")):
+        known = Restarters(Manager(Service(main, restarts=True)))
+        assert known.unit_of(restored, named=True) == ""
+        assert known.unit_of(restored, named=True, follower=me) == found
+
+
 @pytest.mark.usefixtures("in_a_service")
 @pytest.mark.parametrize("silent", [False, True])
 def test_a_manager_is_believed_for_a_while_and_so_is_its_silence(

@@ -14,6 +14,7 @@ from phosd.engine.criu.run.invocation import Owner
 from phosd.engine.criu.run.part import CriuPart
 from phosd.engine.image.cpu_manifest import CpuDetails, EndpointKind
 from phosd.engine.program.namespace_maker import NamespaceMaker
+from phosd.engine.system.procfs import ProcessId
 
 
 class RestoredStdio(CriuPart):
@@ -30,10 +31,11 @@ class RestoredStdio(CriuPart):
         ending: Ending,
         namespace: NamespaceMaker | None = None,
         output: Path | None = None,
+        follower: ProcessId | None = None,
     ) -> None:
         """``end``: the file that is to tell how process ``root`` ends, as ``ending`` is told if
         there is a shim; it is restored in the ``namespace``, if one is to be made. ``output``: the
-        file for what the shim reads.
+        file for what the shim reads. ``follower``: the process that waits for that end.
         """
         self._words = ["--shell-job"] if details.shell_job else []
         self._owner = owner
@@ -44,6 +46,7 @@ class RestoredStdio(CriuPart):
         self._namespace = namespace
         self._ending = ending
         self._output = output
+        self._follower = follower
         self._parent = bool(details.tied_to_parent or end or namespace)
         if self._parent:
             self._words.append("--restore-sibling")
@@ -105,6 +108,7 @@ class RestoredStdio(CriuPart):
             root=self._root,
             end=self._end,
             ended=self._ending.tell if self._parent else None,
+            follower=self._follower,
             namespace=self._namespace.orders if self._namespace is not None else None,
         )
 

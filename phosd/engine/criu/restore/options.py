@@ -8,6 +8,7 @@ from phosd.engine.criu.files.file_worker import Policy
 from phosd.engine.criu.restore.clone import Clone
 from phosd.engine.criu.restore.saved_tree import SavedTree
 from phosd.engine.image.cpu_manifest import Cgroups
+from phosd.engine.system.procfs import ProcessId
 
 
 @dataclass(frozen=True)
@@ -16,6 +17,7 @@ class TreeRestoreOptions:
 
     ``output``: the file for what the program prints, if its output was a pipe, a terminal or a
     socket (None: it is discarded). ``end``: the file that is to tell how the root process ends.
+    ``follower``: the process that waits for that.
     ``deadline`` in seconds. ``pid_namespace``: the tree gets one of its own, also if it was in
     none. ``image``: which is restored, for the record of that. ``clone``: which is restored in the
     tree's place, in such a namespace. ``cgroups``: where it goes on, if not where it was.
@@ -26,6 +28,7 @@ class TreeRestoreOptions:
     files: Policy = Policy.ROLLBACK
     output: Path | None = None
     end: Path | None = None
+    follower: ProcessId | None = None
     deadline: float = 600.0
     pid_namespace: bool = False
     image: str = ""

@@ -307,8 +307,16 @@ class _Run:
         tree, details, owner, options = self.tree, self.tree.details, self.tree.user, self.options
         rights = SameRights(tree, self.rights, self.made)
         yield StayAlive(self.made, self.rights.of.keys())
-        root, end, output = tree.record.root, options.end, options.output
-        yield RestoredStdio(root, details, owner, end, self.ending, self.namespace, output)
+        yield RestoredStdio(
+            tree.record.root,
+            details,
+            owner,
+            options.end,
+            self.ending,
+            self.namespace,
+            options.output,
+            options.follower,
+        )
         yield from registry.restore_parts(
             Restoring(details, tree.folder, owner, options.rehearsed, options.memory)
         )

@@ -17,8 +17,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from phosd.engine.program.follower import word
 from phosd.engine.program.keeper import Making, close_all_but, hold, note_end
 from phosd.engine.system.privileges import become, die_with_parent, end_with, open_for_appending
+from phosd.engine.system.procfs import ProcessId
 
 
 def command(
@@ -32,6 +34,7 @@ def command(
     root: int,
     end: Path | None,
     ended: int | None = None,
+    follower: ProcessId | None = None,
     namespace: Mapping[str, Any] | None = None,
 ) -> list[str]:
     """Return the command that runs ``words`` and then holds what is given.
@@ -41,7 +44,8 @@ def command(
     discarded. ``terminal`` is the slave that becomes the controlling terminal of the session.
     ``parent`` makes the shim the parent of the restored ``root`` (with CRIU's
     ``--restore-sibling``), which may write to the file ``end`` how it ends, ``exit CODE`` or
-    ``signal NUMBER``, and does so to the descriptor ``ended``. ``namespace``: the orders for the
+    ``signal NUMBER``, and does so to the descriptor ``ended``. ``follower``: the process that waits
+    for that. ``namespace``: the orders for the
     pid namespace that they are to make, in which the remaining process is the keeper.
     """
     orders = {
@@ -61,13 +65,14 @@ def command(
         "-P",
         "-m",
         "phosd.engine.criu.restore.restore_shim",
+        word(follower),
         json.dumps(orders),
         *words,
     ]
 
 
 def main() -> None:
-    orders, words = json.loads(sys.argv[1]), sys.argv[2:]
+    orders, words = json.loads(sys.argv[2]), sys.argv[3:]
     reader, writer = os.pipe()
     first = os.getpid()
     making = Making(orders["namespace"]) if orders["namespace"] else None

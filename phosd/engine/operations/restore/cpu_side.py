@@ -28,6 +28,7 @@ from phosd.engine.operations.restore.options import RestoreOptions
 from phosd.engine.operations.restore.original import require_ended
 from phosd.engine.program import driver_checkpoint
 from phosd.engine.program.driver_checkpoint import GpuPairs
+from phosd.engine.program.follower import of_user
 from phosd.errors import Internal, Reason, Unsupported
 
 
@@ -47,6 +48,7 @@ class CpuSide:
             files=Policy(options.files),
             output=output,
             end=end,
+            follower=of_user(options.follower, manifest.owner) if options.follower else None,
             pid_namespace=options.pid_namespace or bool(options.clone),
             image=manifest.id,
             clone=clone if options.clone else None,
@@ -166,7 +168,7 @@ class CpuSide:
             opened = {name: memory(name) for name in tree.details.device_memory}
             options = replace(self._options, memory=opened)
             if index:
-                options = replace(options, end=None)
+                options = replace(options, end=None, follower=None)
             restored = criu_restore.restore_tree(
                 self._criu,
                 tree,

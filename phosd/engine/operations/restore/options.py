@@ -15,6 +15,7 @@ else:
     Cloned = Literal[tuple(map(str, CloneFiles))]
 
 CloneName = Annotated[str, msgspec.Meta(pattern=r"\A([A-Za-z0-9][A-Za-z0-9_-]{0,31})?\Z")]
+Pid = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 
 
 class RestoreOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -39,6 +40,8 @@ class RestoreOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     process of the image's owner, in whose cgroups the program goes on; 0: in those that it was in.
     ``hollow``: the program is left suspended, with its contexts on the GPUs and its memory in host
     memory or, where that has no room, on the disk.
+    ``follower``: the pid of a process of the image's owner, which waits for the program, and ends
+    as that does: what starts it again starts the program again; 0: there is none.
     """
 
     files: Files = "rollback"
@@ -48,5 +51,6 @@ class RestoreOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     clone: CloneName = ""
     clone_files: Cloned = "copy"
     gpu: str = ""
-    cgroups_of: Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)] = 0
+    cgroups_of: Pid = 0
     hollow: bool = False
+    follower: Pid = 0
