@@ -4,6 +4,7 @@ import contextlib
 import errno
 import os
 import shlex
+import shutil
 import signal
 import sys
 import time
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Self
 from phosd.cli.run_command.early_signals import EarlySignals
 from phosd.cli.run_command.environment import prepend
 from phosd.cli.run_command.named import keep_command
+from phosd.cli.run_command.output_room import OutputRoom, why_full
 from phosd.cli.run_command.program import END, Program, not_started, output_folder, read_end
 from phosd.cli.run_command.relay import SAVED, Relayed, exit_code, follow
 from phosd.cli.settings import Settings
@@ -188,11 +190,8 @@ class Foreground:
         )
 
     def _relayed(self, program: Relayed, policy: "SaveOnTerm | None", early: EarlySignals) -> int:
-        if policy is None:
-            status = follow(program, None, early, self._stops(program))
-        else:
-            policy.take(program.pid)
-            status = follow(program, policy, early, self._stops(program))
+        status = self._followed(program, policy, early)
+        if policy is not None:
             early.end()
             if policy.settle():
                 return self._saved()
@@ -210,6 +209,19 @@ class Foreground:
         if self._step is not None and status == Exit.DONE:
             self._step.keep_end(self._name or "")
         return exit_code(status)
+
+    def _followed(
+        self, program: Relayed, policy: "SaveOnTerm | None", early: EarlySignals
+    ) -> int | None:
+        """Follow the program to its end. Returns its status."""
+        note, stops = self._settings.note, self._stops(program)
+        if policy is not None:
+            policy.take(program.pid)
+        paths = [path for path, _, _ in program.outputs]
+        with OutputRoom(program.pid, paths, note) as room:
+            status = follow(program, policy, early, stops, room, note)
+            room.tell_end(status)
+        return status
 
     def _stops(self, program: Relayed) -> "SuspendWithJob | None":
         if self._step is None:
@@ -271,9 +283,14 @@ def _enclosed(
 def place_of_output() -> Path:
     """Make a folder for the output of a program. Raises :class:`CommandError`."""
     try:
-        return output_folder()
+        folder = output_folder()
+        why = why_full(folder)
     except OSError as error:
         raise not_started(f"its output files cannot be made ({error})") from error
+    if why:
+        shutil.rmtree(folder)
+        raise not_started(f"there is no room for its output in {folder.parent} ({why})")
+    return folder
 
 
 def start(

@@ -36,7 +36,8 @@ def not_started(why: str) -> CommandError:
     """Return the error of a program that has no folder in which to write its output."""
     return CommandError(
         "Unsupported",
-        f"the program was not started: {why}; set XDG_STATE_HOME to a folder that you may write to",
+        f"the program was not started: {why}; set XDG_STATE_HOME to a folder that you may write "
+        "to, and that has room",
     )
 
 

@@ -1,5 +1,6 @@
 """Relay a program's output and signals, and exit with its status."""
 
+import errno
 import os
 import select
 import signal
@@ -15,6 +16,8 @@ SAVED = 75
 """The exit code when the program was saved and ended: EX_TEMPFAIL, of a job to be started again."""
 _POLL_MS = 30
 _BLOCK = 1 << 16
+_CLOSED = (errno.EPIPE, errno.EIO)
+"""Errors of a pipe or terminal that is closed: nobody is there who could be told."""
 
 
 class Relayed(Protocol):
@@ -44,6 +47,13 @@ class TermPolicy(Protocol):
         """Do what is due; called all the time while the program runs."""
 
 
+class Looking(Protocol):
+    """What else is looked at."""
+
+    def look(self) -> None:
+        """Do what is due; called all the time while the program runs."""
+
+
 class StopPolicy(Protocol):
     """What other signals are to do."""
 
@@ -60,18 +70,21 @@ def follow(
     policy: TermPolicy | None,
     early: EarlySignals,
     stops: StopPolicy | None = None,
+    room: Looking | None = None,
+    note: Callable[[str], None] = lambda _text: None,
 ) -> int | None:
     """Relay until the program has ended, and return its status. SIGTERM is passed on, or does what
-    the ``policy`` says, also one that came ``early``; others do what ``stops`` says.
+    the ``policy`` says, also one that came ``early``; others do what ``stops`` says. ``room`` is
+    that of its output; ``note`` tells the user when the output cannot be shown.
     """
-    streams = [_Stream(*output) for output in program.outputs]
+    streams = [_Stream(*output, note) for output in program.outputs]
     try:
         pidfd = os.pidfd_open(program.pid)
     except ProcessLookupError:  # it has ended already
         pass
     else:
         try:
-            _relay(program.pid, pidfd, streams, policy, early, stops)
+            _relay(program.pid, pidfd, streams, policy, early, stops, room)
         finally:
             os.close(pidfd)
     status = program.status()
@@ -88,6 +101,7 @@ def _relay(
     policy: TermPolicy | None,
     early: EarlySignals,
     stops: StopPolicy | None,
+    room: Looking | None,
 ) -> None:
     """Relay output and signals until the program has ended."""
     ended = select.poll()
@@ -103,7 +117,7 @@ def _relay(
         while not ended.poll(_POLL_MS):
             for stream in streams:
                 stream.pump()
-            for each in (policy, stops):
+            for each in (policy, stops, room):
                 if each is not None:
                     each.look()
 
@@ -116,7 +130,8 @@ def exit_code(status: int) -> int:
 class _Stream:
     """A file of the program's output, and the descriptor to which it is copied."""
 
-    def __init__(self, source: Path, target: int, known: int) -> None:
+    def __init__(self, source: Path, target: int, known: int, note: Callable[[str], None]) -> None:
+        self._path, self._note = source, note
         self._source = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
         os.lseek(self._source, known, os.SEEK_SET)
         self._target = target
@@ -129,8 +144,13 @@ class _Stream:
                 continue
             try:
                 self._write(block)
-            except OSError:  # a closed pipe or terminal
+            except OSError as error:
                 self._wanted = False
+                if error.errno not in _CLOSED:
+                    self._note(
+                        f"phos: the output cannot be shown any more: {error.strerror}; the program "
+                        f"goes on, and all of it is in {self._path}"
+                    )
 
     def _write(self, block: bytes) -> None:
         rest = memoryview(block)
