@@ -27,7 +27,7 @@ _OF_SLURM = "PHOS_SLURM"
 """What a job was submitted with (`--phos`), which `phosd/slurm_plugin` sets."""
 
 
-@command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@command(context_settings={"allow_interspersed_args": False})
 @click.option("--detach", "-d", is_flag=True, help="Print the pid and return at once.")
 @click.option(
     "--gpu",

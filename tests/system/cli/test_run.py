@@ -59,6 +59,20 @@ def test_programs_that_cannot_be_started(tmp_path: Path) -> None:
     assert "name its interpreter" in nonsense.stderr
 
 
+def test_an_unknown_option_is_none_of_the_command(home: Path) -> None:
+    for words, said in (
+        (["--nam", "bert", "true"], "--name"),
+        (["--on-trm=save", "true"], "--on-term"),
+    ):
+        done = subprocess.run([*PHOS, "run", *words], capture_output=True, text=True, timeout=60)
+        assert (done.returncode, said in done.stderr) == (2, True), done.stderr
+        assert "No such option" in done.stderr and words[0].partition("=")[0] in done.stderr
+    assert not (home / "state").exists()
+    theirs = [*PHOS, "run", "printf", "%s", "--nam", "-x", "--", "--name"]
+    done = subprocess.run(theirs, capture_output=True, text=True, timeout=60)
+    assert done.stdout == "--nam-x----name"
+
+
 @pytest.mark.usefixtures("home")
 def test_output_without_a_place_is_not_the_commands_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", "/proc/nope")
