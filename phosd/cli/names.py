@@ -16,7 +16,7 @@ from click.shell_completion import CompletionItem
 from phosd.bus import CallError, NoBusError
 from phosd.cli.client import call, objects, peek
 from phosd.cli.parameters import ParamType
-from phosd.cli.run_command.named import running
+from phosd.cli.run_command.named import running, users_with
 from phosd.cli.settings import Settings
 from phosd.client.daemon import Properties
 from phosd.client.errors import CommandError
@@ -84,7 +84,7 @@ class Pid(_Named):
                 whose = user or "yours"
                 raise CommandError(
                     "NoSuchProcess",
-                    f"no program of {whose} named {name} runs; `phos ps` lists programs",
+                    f"no program of {whose} named {name} runs; {_others(settings, name)}",
                 )
             return pid
         if not (text.isascii() and text.isdecimal() and 1 <= int(text) <= 2**22):
@@ -297,6 +297,15 @@ def _running(settings: Settings, user: str, name: str) -> int | None:
             "InvalidOption", f"several users have a program named {name}; say whose, as ann/{name}"
         )
     return min((int(each["Pid"]) for each in found), default=None)
+
+
+def _others(settings: Settings | None, name: str) -> str:
+    """Return where to look for a program with this name: root may mean another user's."""
+    here = settings is None or not settings.node
+    found = users_with(name) if here and os.geteuid() == 0 else []
+    if not found:
+        return "`phos ps` lists programs"
+    return f"{', '.join(f'{user}/{name}' for user in found[:_SHOWN])} would be another user's"
 
 
 def _user_id(user: str) -> int:

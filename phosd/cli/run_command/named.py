@@ -11,8 +11,10 @@ import click
 
 from phosd.cli.run_command.program import not_started, runs_folder
 from phosd.client.errors import CommandError
+from phosd.client.users import user_name
 from phosd.engine.image.name import NAMES, may_be_given
 from phosd.engine.program.name import first_of, is_named, processes_of
+from phosd.engine.system import procfs
 
 COMMAND = "command"
 """The file of an output folder that has what the program was started with."""
@@ -54,6 +56,16 @@ def running(name: str, user: int | None = None) -> int | None:
     """
     theirs = processes_of(os.geteuid() if user is None else user)
     return first_of({pid for pid in theirs if is_named(pid, name)})
+
+
+def users_with(name: str) -> list[str]:
+    """Return the users, and user ids without a name, with a running program of this name."""
+    owners = set()
+    for pid in procfs.pids():
+        with suppress(OSError):  # it has ended
+            if is_named(pid, name):
+                owners.add(user_name((procfs.PROC / str(pid)).stat().st_uid))
+    return sorted(owners)
 
 
 @contextmanager

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from phosd.client.users import user_name
+from phosd.engine.program.name import name_of
 from phosd.engine.system.procfs import process_id
 from tests.support.fake_engine import GPU, manifest, this_process
 from tests.support.harness import wait_until
@@ -158,6 +159,24 @@ def test_a_program_is_named_where_a_pid_is_asked_for(stored: Service) -> None:
             program.kill()
     none = phos(stored, "checkpoint", "bert", "--json")
     assert (none.returncode, lines(none.stdout)[0]["error"]) == (4, "NoSuchProcess")
+
+
+def test_root_is_told_of_other_users_programs(service: Service) -> None:
+    theirs = user_name(65534)
+    environment = os.environ | {"PHOS_NAME": "roberta"}
+    with subprocess.Popen(["sleep", "1000"], env=environment, user=65534) as program:
+        try:
+            wait_until(lambda: name_of(program.pid) == "roberta", "it to have its name")
+            for words in (["checkpoint", "roberta"], ["ps", "roberta"], ["wait", "roberta"]):
+                done = phos(service, *words)
+                assert done.returncode == 4
+                assert f"named roberta runs; {theirs}/roberta would be" in done.stderr
+            elsewhere = phos(service, "ps", "nobodys/roberta")
+            assert "there is no user nobodys" in elsewhere.stderr
+            unknown = as_nobody(service, "ps", "bert")
+            assert "named bert runs; `phos ps` lists programs" in unknown.stderr
+        finally:
+            program.kill()
 
 
 def offered(address: str, *words: str, shell: str = "bash") -> list[str]:
