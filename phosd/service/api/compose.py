@@ -70,10 +70,9 @@ def compose(config: Config, engine: Engine, connection: Connection, history: His
     )
     parts = (engine, history, rights, query_pool)
     of_processes = ProcessMethods(*parts, lambda: analyses.wake())
-    of_images = ImageMethods(*parts, lambda: inventory.refresh_images())
     interfaces = ObjectInterfaces(
         serve(PROCESS, PROCESS_READERS, of_processes),
-        serve(IMAGE, IMAGE_READERS, of_images),
+        serve(IMAGE, IMAGE_READERS, ImageMethods(*parts, lambda: inventory.refresh_images())),
         serve(GPU, GPU_READERS, GpuMethods(samples)),
     )
     inventory = Inventory(config, engine, tree, history, periodic, interfaces, samples)
@@ -82,7 +81,8 @@ def compose(config: Config, engine: Engine, connection: Connection, history: His
     )
     analyses = Analyses(engine, lambda: [*inventory.processes.values()], lambda: jobs.running > 0)
     own = OwnCheckpoints(
-        config.runtime_dir, engine, checkpoints, jobs, rights, query_pool, inventory.knows
+        *(config.runtime_dir, engine, checkpoints, jobs, rights, query_pool, inventory.knows),
+        inventory.refresh_processes,
     )
     runtimes = RuntimeCheckpoints(config.runtime_dir, engine, history, jobs, write_down)
     manager = Manager(

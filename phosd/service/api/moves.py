@@ -171,7 +171,10 @@ class Moves:
             require_same(target)
             return Outcome(self._engine.recover(pid))
 
-        task = Task("recover", str(pid), caller.uid, frozenset((claim_of(pid),)), work)
+        called = self._inventory.subject(pid).called
+        task = Task(
+            *("recover", str(pid), caller.uid, frozenset((claim_of(pid),)), work), called=called
+        )
         # Each step of a recovery looks first, so an interrupted job needs no journal record.
         job = self._jobs.submit(task, lambda _: None)
         try:

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 
+from phosd.engine.image.called import Called
 from phosd.engine.job.progress import Progress
 from phosd.errors import NotAuthorized
 from phosd.service.api.images import CheckRow, check_row
@@ -56,7 +57,7 @@ class Transfers:
             return Outcome(image)
 
         # No claim on the image: it may be restored meanwhile, and what is read is not deleted.
-        return self._begin("export", image, caller, work, options.token)
+        return self._begin("export", image, caller, work, options.token, manifest.called)
 
     @method("Import")
     async def import_(self, caller: Caller, socket: str, options: ImportRequest) -> str:
@@ -67,9 +68,9 @@ class Transfers:
 
         def work(progress: Progress) -> Outcome:
             made = self._engine.import_image(options, owner, caller.uid, socket, progress)
-            return Outcome(made.id, made.mode)
+            return Outcome(made.id, made.mode, called=made.called)
 
-        return self._begin("import", _IMPORTED, caller, work, options.token)
+        return self._begin("import", _IMPORTED, caller, work, options.token, Called())
 
     @method("TryImport")
     async def try_import(
@@ -110,7 +111,10 @@ class Transfers:
         caller: Caller,
         work: Callable[[Progress], Outcome],
         token: str,
+        called: Called,
     ) -> str:
         claims = frozenset((f"{operation}s of uid {caller.uid}",))
-        task = Task(operation, target, caller.uid, claims, work, token=token, queue=True)
+        task = Task(
+            *(operation, target, caller.uid, claims, work), token=token, queue=True, called=called
+        )
         return job_path(self._jobs.submit(task, self._write_down))

@@ -29,13 +29,15 @@ class JobState(enum.StrEnum):
 @dataclass(frozen=True)
 class Outcome:
     """Result of a finished operation: an image id or a pid, the mode used, and why. ``process`` is
-    the key of a process that it has made.
+    the key of a process that it has made; ``called`` what people call a program of which nothing
+    was known before.
     """
 
     result: str = ""
     mode: str = ""
     why: str = ""
     process: str = ""
+    called: Called = field(default_factory=Called)
 
 
 @dataclass(frozen=True)
@@ -110,6 +112,11 @@ class Job:
     error: PhosError | None = None
     over: asyncio.Event = field(default_factory=asyncio.Event)
     _since: float = field(default_factory=time.monotonic)
+
+    @property
+    def called(self) -> Called:
+        """What people call its program; empty as long as that is not known."""
+        return self.task.called if any(self.task.called) else self.outcome.called
 
     def begin(self) -> None:
         """Mark the job as running from now on."""

@@ -12,7 +12,7 @@ import random
 import socket
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -114,7 +114,7 @@ class _Rate:
 
 class OwnCheckpoints:
     """Serves the socket. Use it on the event loop only. ``is_known`` says whether the last scan has
-    found a process that uses a GPU.
+    found a process that uses a GPU; ``look`` scans again.
     """
 
     def __init__(
@@ -126,6 +126,7 @@ class OwnCheckpoints:
         rights: Rights,
         query_pool: QueryPool,
         is_known: Callable[[Target], bool],
+        look: Callable[[], Awaitable[None]],
     ) -> None:
         self._runtime_dir = runtime_dir
         self._path = runtime_dir / SOCKET
@@ -135,6 +136,7 @@ class OwnCheckpoints:
         self._rights = rights
         self._query_pool = query_pool
         self._is_known = is_known
+        self._look = look
         self._listener: socket.socket | None = None
         self._accepting: asyncio.Task[None] | None = None
         self._open: Counter[int] = Counter()
@@ -293,6 +295,8 @@ class OwnCheckpoints:
             acting = await self._rights.require(
                 caller, action, target.uid, f"process {target.pid}", pid=str(target.pid)
             )
+        if not self._is_known(target):  # else nobody could tell whose checkpoint this is
+            await self._look()
         for attempt in range(_TRIES):
             token = f"program {target.pid} {target.start_time} {wish.number} {attempt}"
             request = OwnCheckpointRequest(

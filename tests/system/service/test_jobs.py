@@ -432,3 +432,30 @@ def test_a_job_and_its_history_tell_what_its_program_is_called(service: Service)
     (rows,) = json.loads(reply)["data"]
     past = [[row[name]["data"] for name in ("name", "within")] for row in rows]
     assert past == called[::-1]
+
+
+def test_who_is_sent_brought_or_recovered_is_told(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An import knows whom it brings when the image has come."""
+    of_gpt = msgspec.structs.replace(manifest("old"), name="gpt", number=3)
+    service.engine.stored["old"] = of_gpt
+    service.engine.running = [this_process(name="bert")]
+    service.call("ListProcesses")
+    monkeypatch.setattr(service.engine, "import_image", lambda *_: of_gpt)
+    service.engine.go.set()
+    jobs = [
+        service.start("Export", "ssa{sv}", "old", "socket", 0),
+        service.start("Import", "sa{sv}", "socket", 0),
+    ]
+    for job in jobs:
+        wait_for(service, job, "done")
+    service.call("Recover", "ua{sv}", os.getpid(), 0)
+    assert [service.get(job, "Job1", "Name") for job in jobs] == ['"gpt"', '"gpt"']
+    reply = busctl(
+        *(service.address, "--json=short", "call", "org.phos", ROOT, MANAGER),
+        *("ListHistory", "a{sv}", "0"),
+    )
+    (rows,) = json.loads(reply)["data"]
+    past = {row["operation"]["data"]: row["name"]["data"] for row in rows}
+    assert past == {"export": "gpt", "import": "gpt", "recover": "bert"}

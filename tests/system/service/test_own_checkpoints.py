@@ -83,6 +83,15 @@ def test_a_process_is_saved_as_it_asks_and_told_so(service: Service) -> None:
     assert service.engine.requests == [expected]
 
 
+def test_the_job_names_a_program_that_no_list_had_yet(service: Service) -> None:
+    known = this_process(start_time=identify(ME).start_time, name="bert")
+    service.engine.running = [known]
+    service.engine.go.set()
+    assert ask(service, wish=3) == (Status.OK, "")
+    assert answered(service, 3) == ""
+    assert service.get("/org/phos/job/_1", "Job1", "Name") == '"bert"'
+
+
 def test_an_image_has_the_name_that_is_asked_for(service: Service) -> None:
     service.engine.go.set()
     assert ask(service, name=b"x" * 63) == (Status.OK, "")
