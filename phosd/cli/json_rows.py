@@ -259,6 +259,20 @@ class CancelledRow(TypedDict):
     cancelling: bool
 
 
+class ScheduleEndRow(TypedDict):
+    """The line of `phos checkpoint --every off`."""
+
+    pid: int
+    checkpoint_interval: float | None
+
+
+class ContinuedRow(TypedDict):
+    """The line of `phos continue`."""
+
+    pid: int
+    held: bool
+
+
 class ImageRow(TypedDict):
     """A line of `phos images`: an image."""
 
@@ -341,6 +355,14 @@ class ThingRow(TypedDict):
     why: str
 
 
+class PrunedRow(TypedDict):
+    """A line of `phos prune`: what was deleted."""
+
+    kind: str
+    name: str
+    deleted: bool
+
+
 class PastJobRow(TypedDict):
     """A line of `phos history`: a job. What is not known is left out."""
 
@@ -394,6 +416,14 @@ class StepRow(TypedDict):
     destination: str
     why: str
     command: str
+
+
+class EvacuatedRow(TypedDict):
+    """The last line of `phos evacuate`."""
+
+    gpu: str
+    left: list[int]
+    others: list[int]
 
 
 class StartedRow(TypedDict):
@@ -454,6 +484,15 @@ class LeftRow(TypedDict):
     certain: bool
 
 
+class RecoveredRow(TypedDict):
+    """A line of `phos recover PID`: a process. ``done`` only where phosd was not asked."""
+
+    pid: int
+    runs: bool
+    message: str
+    done: NotRequired[list[str]]
+
+
 class RuntimeRow(TypedDict):
     """The line of `phos setup-container-runtime`."""
 
@@ -490,6 +529,8 @@ ROWS: Mapping[str, Any] = {
     "Jobs": JobRow,
     "`phos jobs`": ListedJobRow,
     "`phos jobs --cancel`": CancelledRow,
+    "`phos checkpoint --every off`": ScheduleEndRow,
+    "`phos continue`": ContinuedRow,
     "`phos images`": ImageRow,
     "`phos images IMAGE`": ImageDetails,
     "`phos note`": NoteRow,
@@ -497,15 +538,18 @@ ROWS: Mapping[str, Any] = {
     "`phos pull --list`": RemoteImageRow,
     "`phos rm`": DeletedRow,
     "`phos prune`": ThingRow,
+    "`phos prune`: what was deleted": PrunedRow,
     "`phos history`": PastJobRow,
     "`phos events`": EventRow,
     "`phos evacuate`": StepRow,
+    "`phos evacuate`: at the end": EvacuatedRow,
     "`phos run --detach`": StartedRow,
     "`phos wait`": EndRow,
     "`phos doctor`": FindingRow,
     "`phos analyse`": KernelRow,
     "`phos warm-cache`": WarmedRow,
     "`phos recover`": LeftRow,
+    "`phos recover PID`": RecoveredRow,
     "`phos setup-container-runtime`": RuntimeRow,
     "`phos setup-analysis`": ToolsRow,
     "`phos trust`": TrustedRow,

@@ -3,6 +3,7 @@
 import os
 import re
 import runpy
+import subprocess
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 from pathlib import Path
@@ -14,10 +15,13 @@ from phosd.cli.json_rows import ROWS
 from phosd.engine.hook_client.link import BlockFlag, HookBlock, Kernel
 from phosd.engine.system.procfs import process_id
 from tests.support.fake_engine import block, manifest, this_process
+from tests.support.harness import running, wait_until
 from tests.support.service import Service
-from tests.system.cli.test_client import lines, phos
+from tests.system.cli.test_client import PHOS, lines, phos
+from tests.system.cli.test_lists import as_nobody
 from tests.system.cli.test_prune import full
 from tests.system.cli.test_ps_details import KNOWN
+from tests.system.service.test_moves import seen
 
 __all__ = ["full"]
 
@@ -149,7 +153,45 @@ def test_things_and_details_of_them(node: Service) -> None:
 
 
 def test_what_is_pruned(full: Service) -> None:
-    check(lines(phos(full, "prune", "--dry-run", "--json").stdout), "`phos prune`")
+    found = lines(phos(full, "prune", "--dry-run", "--json").stdout)
+    check(found, "`phos prune`")
+    done = lines(phos(full, "prune", "--yes", "--json").stdout)
+    assert done[: len(found)] == found
+    check(done[len(found) :], "`phos prune`: what was deleted")
+
+
+def test_the_ends_of_a_schedule_and_of_a_standstill(node: Service) -> None:
+    off = phos(node, "checkpoint", ME, "--every", "off", "--json")
+    check(lines(off.stdout), "`phos checkpoint --every off`")
+
+    def told_to_continue() -> list[dict[str, object]]:
+        done = phos(node, "continue", ME, "--json")
+        return lines(done.stdout) if done.returncode == 0 else []
+
+    words = [*PHOS, "--bus", node.address, "checkpoint", ME, "--hold"]
+    with running(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as held:
+        check(wait_until(told_to_continue, "it to be held"), "`phos continue`")
+        held.communicate()
+
+
+def test_the_end_of_an_evacuation(node: Service) -> None:
+    node.engine.running = [
+        *(seen(os.getpid(), device_bytes=1), this_process(pid=3, hook_state="driver"))
+    ]
+    phos(node, "ps")
+    *_, last = lines(phos(node, "evacuate", "0", "--yes", "--json").stdout)
+    check([last], "`phos evacuate`: at the end")
+
+
+def test_what_is_recovered(node: Service) -> None:
+    """By root itself, and by phosd for others."""
+    check(lines(phos(node, "recover", ME, "--json").stdout), "`phos recover PID`")
+    with subprocess.Popen(["sleep", "1000"], user=65534) as process:
+        try:
+            asked = as_nobody(node, "recover", str(process.pid), "--json")
+            check(lines(asked.stdout), "`phos recover PID`", optional=["done"])
+        finally:
+            process.kill()
 
 
 def test_the_doctor_and_a_program(
