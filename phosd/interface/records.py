@@ -25,7 +25,7 @@ class Manager:
         "Troubles",
         "as",
         "What is wrong without stopping jobs: a history that cannot be written, images that cannot "
-        "be read. For administrators.",
+        "be read, a configuration that was refused. For administrators.",
         private=True,
     )
 

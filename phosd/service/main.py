@@ -205,7 +205,8 @@ async def _tell_status(manager: Manager, supervisor: Supervisor) -> None:
     while True:
         states = [job.state for job in manager.jobs]
         running, queued = states.count(JobState.RUNNING), states.count(JobState.QUEUED)
-        supervisor.status(f"Jobs: {running} running, {queued} waiting")
+        refused = "; phosd.toml has mistakes, and is not in use" * bool(manager.maintenance.refused)
+        supervisor.status(f"Jobs: {running} running, {queued} waiting{refused}")
         await asyncio.sleep(_STATUS_SECONDS)
 
 
@@ -225,7 +226,13 @@ def _reload(manager: Manager, config_file: Path) -> None:
         new = configuration.load(config_file)
     except ConfigError as error:
         _log.error("the configuration stays as it was:\n%s", error)
+        manager.maintenance.refused = (
+            f"{config_file} could not be read again, so phosd goes on with older settings: "
+            f"{'; '.join(error.problems)}; mend that (`phosd --check-config`), and `systemctl "
+            "reload phosd`"
+        )
         return
+    manager.maintenance.refused = ""
     for name in manager.reconfigure(new):
         _log.warning("%s takes effect when phosd starts again", name)
     _log.info("%s was read again", config_file)

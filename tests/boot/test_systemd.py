@@ -113,6 +113,11 @@ def test_ready_activated_and_read_again(booted: Machine) -> None:
     booted.run("systemctl reload phosd.service")
     wait_until(lambda: "was read again" in booted.journal(), "the reload")
     assert (show(booted, "MainPID"), show(booted, "ActiveState")) == (pid, "active")
+    file = "/etc/phos/phosd.toml"
+    booted.run(f"cp {file} /tmp/before; echo 'max_job = 3' >>{file}")
+    assert "refused" in booted.run("systemctl reload phosd.service || echo refused")
+    booted.run(f"cp /tmp/before {file}; systemctl reload phosd.service")
+    assert (show(booted, "MainPID"), show(booted, "ActiveState")) == (pid, "active")
 
 
 def test_what_is_restored_has_nothing_of_phosd(booted: Machine, program: Target) -> None:

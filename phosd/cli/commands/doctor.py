@@ -18,7 +18,7 @@ from phosd.bus import ROOT, CallError, NoBusError
 from phosd.cli.command import command
 from phosd.cli.run_command.environment import DEFAULT_RUNTIME
 from phosd.cli.settings import Settings
-from phosd.client.daemon import Daemon
+from phosd.client.daemon import Daemon, Properties
 from phosd.client.errors import Exit, of_bus
 from phosd.client.storage import Storage
 from phosd.client.text import human_bytes
@@ -80,7 +80,7 @@ def doctor(settings: Settings, state_dir: Path | None) -> None:
         _criu(),
         _hook_folder(),
         _space(settings, state_dir),
-        _daemon(settings),
+        *_daemon(settings),
         *_stranded(),
         *_containers(),
         _analysis(),
@@ -305,16 +305,25 @@ def _visible(path: Path) -> bool:
         return False
 
 
-def _daemon(settings: Settings) -> Finding:
-    async def version(daemon: Daemon) -> str:
-        return str((await daemon.properties(ROOT, MANAGER.name))["Version"])
+def _daemon(settings: Settings) -> list[Finding]:
+    """Return whether phosd answers, and what it says is wrong, which only administrators see."""
+
+    async def about(daemon: Daemon) -> Properties:
+        return await daemon.properties(ROOT, MANAGER.name)
 
     try:
-        return _ok("daemon", f"phosd {_answer(settings, version)} on the {settings.bus} bus")
+        found = _answer(settings, about)
     except NoBusError as error:
-        return Finding("daemon", "warning", str(error), error.hint)
+        return [Finding("daemon", "warning", str(error), error.hint)]
     except CallError as error:
         text, _, mend = str(of_bus(error, settings.bus)).partition("; ")
-        return Finding(
-            "daemon", "warning", text, mend or "see what phosd says where it was started"
-        )
+        mend = mend or "see what phosd says where it was started"
+        return [Finding("daemon", "warning", text, mend)]
+    running = _ok("daemon", f"phosd {found['Version']} on the {settings.bus} bus")
+    return [running, *map(_trouble, found.get("Troubles", ()))]
+
+
+def _trouble(told: str) -> Finding:
+    """Return what phosd says is wrong; what to do stands behind the last semicolon."""
+    text, _, mend = told.rpartition("; ")
+    return Finding("daemon", "warning", text or mend, mend if text else "see phosd's log")

@@ -48,12 +48,25 @@ class Maintenance:
         self._deleting = asyncio.Lock()
         self._renewals = 0
         self._damaged: Mapping[str, PhosError] = {}
+        self._refused = ""
 
     @property
     def troubles(self) -> list[str]:
         """Problems of the node that do not stop jobs."""
-        own = filter(None, (self._history.trouble, self.durability.trouble))
+        own = filter(None, (self._refused, self._history.trouble, self.durability.trouble))
         return [*own, *map(str, self._damaged.values())]
+
+    @property
+    def refused(self) -> str:
+        """Why the configuration in use is not the one on the disk, which was to be read again;
+        empty: it is.
+        """
+        return self._refused
+
+    @refused.setter
+    def refused(self, why: str) -> None:
+        self._refused = why
+        self._changed()
 
     async def go_on(self) -> None:
         """Delete old records, images and outputs once a day."""

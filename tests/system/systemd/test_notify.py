@@ -1,6 +1,7 @@
 """What the daemon tells its service manager, and when."""
 
 import asyncio
+import json
 import os
 import signal
 import socket
@@ -130,6 +131,14 @@ def daemon(bus: str, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
             process.kill()
 
 
+def findings(bus: str) -> list[dict[str, str]]:
+    """What root's `phos doctor` finds wrong with phosd."""
+    words = [sys.executable, "-m", "phosd.cli.main", "--bus", bus, "doctor", "--json"]
+    told = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=False).stdout
+    found = [json.loads(line) for line in told.splitlines()]
+    return [each for each in found if each["subject"] == "daemon" and each["level"] != "ok"]
+
+
 def test_the_life_of_a_daemon(manager: Manager, tmp_path: Path) -> None:
     with private_bus(tmp_path) as bus, daemon(bus, tmp_path) as process:
         manager.wait_for("READY=1")
@@ -142,6 +151,18 @@ def test_the_life_of_a_daemon(manager: Manager, tmp_path: Path) -> None:
         (at,) = (n for n, line in enumerate(manager.heard) if line == "RELOADING=1")
         assert manager.heard[at + 1].startswith("MONOTONIC_USEC=")
         assert "READY=1" in manager.heard[at:]
+
+        (tmp_path / "config").write_text("max_job = 3\n")
+        process.send_signal(signal.SIGHUP)
+        refused = "; phosd.toml has mistakes, and is not in use"
+        manager.wait_for(f"STATUS=Jobs: 0 running, 0 waiting{refused}")
+        (trouble,) = findings(bus)
+        assert "goes on with older settings" in trouble["text"] and "max_job" in trouble["text"]
+        assert "systemctl reload phosd" in trouble["mend"]
+        (tmp_path / "config").write_text("max_jobs = 3\n")
+        process.send_signal(signal.SIGHUP)
+        manager.wait_for("STATUS=Jobs: 0 running, 0 waiting", 2)
+        assert findings(bus) == []
 
         process.send_signal(signal.SIGTERM)
         assert process.wait(PATIENCE) == 0
