@@ -1,6 +1,7 @@
 """Hold the engine's resources on this node: folders, stores, data movers, claims."""
 
 import logging
+import os
 import threading
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
@@ -28,7 +29,10 @@ from phosd.engine.program.stopped import StoppedProcesses
 from phosd.engine.system import memory_mount, unsandboxed
 from phosd.engine.system.restarters import Restarters
 from phosd.engine.system.rlimit import allow_many_descriptors
+from phosd.units import human_bytes
 
+_WORTH_TELLING = 1 << 20
+"""Bytes of host memory: an empty file system takes some, too."""
 _log = logging.getLogger(__name__)
 
 
@@ -111,9 +115,16 @@ class Node:
         self.suspend_store.close()
         needed = self.store.write_back.pending() or self.suspended.images()
         if self.config.memory_tier_dir.is_mount() and not needed:
+            kept = _used_bytes(self.config.memory_tier_dir)
             why = memory_mount.unmount(self.config.memory_tier_dir)
-            if why:  # systemd's sandbox; they are there for the next phosd
-                _log.info("copies of images stay in memory: %s", why)
+            if why and kept >= _WORTH_TELLING:  # systemd's sandbox
+                _log.info(
+                    "%s of images, which are on the disk, too, stay in memory for the next phosd,"
+                    " as %s cannot be unmounted (%s)",
+                    human_bytes(kept),
+                    self.config.memory_tier_dir,
+                    why,
+                )
 
     @property
     def criu(self) -> Criu:
@@ -145,6 +156,12 @@ class Node:
     def claim(self, pids: Iterable[int]) -> AbstractContextManager[None]:
         """Keep other jobs and queries away from these processes. Raises :class:`Busy`."""
         return self._claims.claim(pids)
+
+
+def _used_bytes(place: Path) -> int:
+    """Return the bytes that a file system takes."""
+    status = os.statvfs(place)
+    return (status.f_blocks - status.f_bfree) * status.f_frsize
 
 
 def _memory_tier(config: NodeConfig) -> MemoryTier | None:

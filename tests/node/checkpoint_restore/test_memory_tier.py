@@ -1,5 +1,6 @@
 """Programs whose images are made in memory."""
 
+import logging
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -56,6 +57,20 @@ def test_it_is_restored_from_memory_and_from_the_disk(
     computes_right(target, undisturbed)
     later = save(node, target, mode)  # to the disk, as there is nothing else
     assert node.store.is_durable(later.id)
+
+
+def test_what_stays_in_memory_is_told_only_if_it_is_much(
+    config: NodeConfig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In systemd's sandbox phosd may not unmount, so there it was told at each stop."""
+    monkeypatch.setattr(memory_mount, "unmount", lambda _: "Operation not permitted")
+    with caplog.at_level(logging.INFO):
+        with Node(config):
+            pass
+        assert caplog.text == ""
+        with Node(config):
+            (config.memory_tier_dir / "copy").write_bytes(bytes(3 << 20))
+    assert "3.0 MiB of images, which are on the disk, too, stay in memory" in caplog.text
 
 
 def test_an_image_outlives_its_phosd(
