@@ -6,7 +6,8 @@ from dataclasses import dataclass
 @dataclass(frozen=True)
 class Storage:
     """Bytes: of the images' disk in all, free on it, that one's images take (for administrators all
-    images), and that they may take (0: as many as the disk has).
+    images; with a quota suspended programs count, too), and that they may take (0: as many as the
+    disk has).
     """
 
     total: int

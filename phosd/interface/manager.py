@@ -217,8 +217,8 @@ LIST_METHODS = (
         "",
         "(tttt) storage",
         "Return the bytes of the disk that images are on, how many of them are free, how many the "
-        "caller's images take (for administrators all images), and how many they may take; 0: as "
-        "many as the disk has.",
+        "caller's images take (for administrators all images; with a quota suspended programs "
+        "count, too), and how many they may take; 0: as many as the disk has.",
         feature="storage",
     ),
     Method(

@@ -141,8 +141,10 @@ def _summarise(settings: Settings, found: list[Program], managed: Managed) -> No
 
 def _disk(storage: Storage) -> str:
     free = f"{human_bytes(storage.free)} of {human_bytes(storage.total)} free"
-    quota = f" of {human_bytes(storage.quota)} that you may have" if storage.quota else ""
-    return f"{free}, images take {human_bytes(storage.used)}{quota}"
+    if not storage.quota:
+        return f"{free}, images take {human_bytes(storage.used)}"
+    quota = f"{human_bytes(storage.quota)} that you may have"
+    return f"{free}, images and suspended programs take {human_bytes(storage.used)} of {quota}"
 
 
 def _to_go_on(row: Mapping[str, Any]) -> str:

@@ -22,7 +22,7 @@ from phosd.interface.records import Image, Job, Process
 from phosd.protection import Program, Protection, programs
 from phosd.service.api.image_sizes import ImageSizes
 from phosd.service.api.inventory import Inventory
-from phosd.service.api.views import ImageView, ProcessView, created, image_path, job_path
+from phosd.service.api.views import ImageView, ProcessView, created, image_path, job_path, suspended
 from phosd.service.config import Config
 from phosd.service.jobs.job import Job as ServiceJob
 from phosd.service.jobs.limits import limits_of
@@ -145,7 +145,7 @@ class _Suspended(Collector):
 
     def collect(self) -> Iterable[GaugeMetricFamily]:
         inventory = self.sources.inventory
-        groups = _away(inventory)
+        groups = suspended(tuple(inventory.views.values()))
         counts = Counter(away.where for away in groups)
         family = GaugeMetricFamily(
             "phosd_suspended_programs",
@@ -181,7 +181,7 @@ class _Images(Collector):
         if others := largest[_MOST_USERS:]:
             family.add_metric(("others",), sum(sizes[user] for user in others))
         yield family
-        for away, views in _away(self.sources.inventory).items():
+        for away, views in suspended(tuple(self.sources.inventory.views.values())).items():
             sizes[views[0].process.uid] += away.stored_bytes
         yield from self._quotas(sizes)
 
@@ -271,15 +271,6 @@ def _latest_images(inventory: Inventory, views: Iterable[ProcessView]) -> list[I
 
 def _made(view: ImageView) -> float:
     return created(view.manifest) / 1e6
-
-
-def _away(inventory: Inventory) -> dict[Away, list[ProcessView]]:
-    """Return the suspended programs: where the memory of each is, and its processes."""
-    found: dict[Away, list[ProcessView]] = {}
-    for view in tuple(inventory.views.values()):
-        if view.process.away is not None:
-            found.setdefault(view.process.away, []).append(view)
-    return found
 
 
 def _unsaved(inventory: Inventory, away: Away, views: Sequence[ProcessView]) -> float:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from phosd.service.api.image_sizes import ImageSizes
 from phosd.service.api.inventory import Inventory
+from phosd.service.api.views import suspended
 from phosd.service.config import Config
 from phosd.service.dbus.caller import Caller
 from phosd.service.dbus.polkit import Rights
@@ -32,17 +33,21 @@ class Storage:
     @method("GetStorage")
     async def get_storage(self, caller: Caller) -> tuple[int, int, int, int]:
         """Return the size of the images' disk, its free bytes, and what the caller's images take
-        and may take.
+        and may take; what has a quota counts suspended programs, too.
         """
         config = self._config()
         sees_all = await self._rights.inspects(caller)
         images = tuple(self._inventory.images.values())
+        programs = suspended(self._inventory.views.values())
         quota = None if sees_all else limits_of(config.limits, caller.uid).quota
 
         def read() -> tuple[int, int, int, int]:
             disk = os.statvfs(config.state_dir)
             total, free = (blocks * disk.f_frsize for blocks in (disk.f_blocks, disk.f_bavail))
             sizes = self._sizes.by_user(images)
+            if quota is not None:
+                for away, views in programs.items():
+                    sizes[views[0].process.uid] += away.stored_bytes
             return total, free, sizes.total() if sees_all else sizes[caller.uid], quota or 0
 
         return await self._query_pool.run(caller.uid, read)

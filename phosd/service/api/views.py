@@ -4,12 +4,14 @@ Times are microseconds since the epoch (0: unknown), sizes bytes, durations seco
 """
 
 import functools
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 
 from phosd.bus import ROOT, path_of
 from phosd.engine.image.manifest import Manifest
 from phosd.engine.image.usage import file_bytes, pack_bytes
+from phosd.engine.program.away import Away
 from phosd.engine.program.process import GpuProcess
 from phosd.service.jobs.job import Job
 
@@ -48,6 +50,15 @@ class ProcessView:
     gpus: tuple[str, ...]
     every: float
     keep: int
+
+
+def suspended(views: Iterable[ProcessView]) -> dict[Away, list[ProcessView]]:
+    """Return the suspended programs: where the memory of each is, and its processes."""
+    found: dict[Away, list[ProcessView]] = {}
+    for view in views:
+        if view.process.away is not None:
+            found.setdefault(view.process.away, []).append(view)
+    return found
 
 
 @dataclass(frozen=True)

@@ -81,7 +81,8 @@ def disk_cell(storage: Storage) -> tuple[str, str]:
 def _disk(storage: Storage) -> Text:
     free, tone = disk_cell(storage)
     quota = f" of your {human_bytes(storage.quota)}" if storage.quota else ""
-    images = f", images {human_bytes(storage.used)}{quota}"
+    what = "images and suspended" if storage.quota else "images"
+    images = f", {what} {human_bytes(storage.used)}{quota}"
     return Text.assemble((free, STYLES.get(tone, "")), images)
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import pwd
+import re
 import subprocess
 import sys
 import threading
@@ -13,12 +14,15 @@ import pytest
 
 from phosd.engine.image.usage import total_bytes
 from phosd.engine.job.progress import Progress
+from phosd.engine.program.away import Away
+from phosd.engine.system.procfs import process_id
 from phosd.errors import Busy
 from phosd.service.jobs.limits import JobLimits, UserLimits, in_turn
 from phosd.service.jobs.table import WAITING, Job, JobState, JobTable, Outcome, Task
 from phosd.service.process_identity import identify
 from tests.support.fake_engine import block, manifest, this_process
 from tests.support.service import Service
+from tests.system.cli.test_lists import as_nobody
 from tests.system.service.test_jobs import wait_for
 from tests.unit.service.test_job_table import Witness, accept
 
@@ -254,3 +258,13 @@ def test_users_see_what_their_images_take_and_may_take(service: Service) -> None
     service.reconfigure(msgspec.structs.replace(service.config, limits=limits))
     assert told(STRANGER) == [of_one, 5 << 40]
     assert told(0) == [of_both, 0]
+    found = process_id(os.getpid())
+    assert found is not None
+    away = Away("kept", "memory", 5000, 0.0)
+    ranks = (this_process(pid=pid, uid=STRANGER, state="suspended", away=away) for pid in (1, 2))
+    service.engine.running = [*ranks, this_process(start_time=found.start_time)]
+    service.call("ListProcesses")
+    assert told(STRANGER) == [of_one + 5000, 5 << 40], "as a checkpoint that is refused counts"
+    assert told(0) == [of_both, 0]
+    status = as_nobody(service, "status").stdout
+    assert re.search(r"images and suspended programs take .* of 5\.0 TiB that you may have", status)

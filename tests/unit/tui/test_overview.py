@@ -79,7 +79,7 @@ def test_all_is_well_in_a_few_words() -> None:
         async with opened(node, (120, 24)) as pilot:
             await until_shown(
                 pilot, "1 GPU   2 programs:  ● all 2 protected", "none failed in 24 h",
-                "disk 60%, 60.0 GiB free, images 30.0 GiB of your 50.0 GiB",
+                "disk 60%, 60.0 GiB free, images and suspended 30.0 GiB of your 50.0 GiB",
             )  # fmt: skip
 
     run(body)
