@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, TypeVar
 
 from phosd import installation
@@ -15,6 +16,8 @@ from phosd.errors import (
 )
 
 _T = TypeVar("_T")
+_PATHS = ("/", "./", "../")
+"""How paths begin that cannot be taken for the name of a machine or a bucket."""
 
 
 class RemoteFiles:
@@ -121,6 +124,13 @@ class RemoteFiles:
 
 def _file_system(url: str) -> tuple[Any, str]:
     """Return fsspec's file system for a URL, and the path in it."""
+    is_path = url.startswith(_PATHS) or (url and Path(url).is_dir())
+    if "://" not in url and not is_path:
+        raise InvalidOption(
+            f"{url!r} is neither a URL nor a folder",
+            hint="name a URL such as s3://BUCKET/FOLDER or file:///FOLDER, or a folder that is "
+            "there; to another machine leads `phos export IMAGE - | ssh HOST phos import -`",
+        )
     try:
         from fsspec.core import url_to_fs
     except ImportError as error:

@@ -273,6 +273,18 @@ def test_without_fsspec_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert raised.value.reason == "missing-package"
 
 
+def test_a_name_is_no_place_for_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is meant as a machine or a bucket, and would be a folder that nobody finds."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("backup", "gpu7:/srv/images", "training/images", ""):
+        with pytest.raises(InvalidOption, match="is neither a URL nor a folder") as raised:
+            Remote(name)
+        assert "s3://BUCKET/FOLDER" in str(raised.value) and "phos export" in str(raised.value)
+    (tmp_path / "backup").mkdir()
+    for place in ("backup", f"{tmp_path}/new", "./newer", "simplecache::memory://x"):
+        assert Remote(place).images() == []
+
+
 def test_what_is_no_place_for_images_is_named(tmp_path: Path) -> None:
     with pytest.raises(InvalidOption, match="nowhere"):
         Remote("nowhere://x")
