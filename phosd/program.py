@@ -56,6 +56,8 @@ _SLICE = 1000
 
 _NAME = re.compile(r"(?!latest$)[A-Za-z][A-Za-z0-9._-]{0,62}")
 """What an image may be called, as in phosd/engine/image/name.py."""
+_MOST_PATH = 4095
+"""Bytes of the longest path that Linux takes."""
 _KEPT = "phos-keep-files"
 """Name of the file in memory in which phosd looks for what was said: each name, and a zero byte."""
 
@@ -65,7 +67,9 @@ _restored: list[Callback] = []
 
 
 class CheckpointFailed(Exception):
-    """There is no image, and the program goes on. ``name`` is the error's name, as on D-Bus."""
+    """There is no image, and the program goes on; or an argument is wrong (``InvalidOption``).
+    ``name`` is the error's name, as on D-Bus.
+    """
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -83,7 +87,8 @@ def checkpoint(*, then: Then = "run", name: str = "") -> Checkpointed | None:
     """
     if then not in _THENS:
         raise ValueError(f"then={then!r} is not possible; give one of {', '.join(_THENS)}")
-    if name and not _NAME.fullmatch(name):  # before the callables run for nothing
+    # Before the callables run for nothing.
+    if name and not (isinstance(name, str) and _NAME.fullmatch(name)):
         raise CheckpointFailed(
             f"InvalidOption: {name!r} cannot be an image's name; a name is a letter, then letters, "
             "digits and '.', '_' or '-', at most 63 in all, and not latest"
@@ -120,7 +125,10 @@ def every(
     After its other calls the program is at a safe point. A checkpoint that fails is a warning, and
     if ``strict`` an error; the next one is made when as much time has passed again.
     """
-    period = 3600 * hours + 60 * minutes + seconds
+    try:
+        period = 3600 * float(hours) + 60 * float(minutes) + float(seconds)
+    except (TypeError, ValueError):
+        raise _invalid("every() takes numbers", "write for example every(minutes=10)") from None
     if not period > 0:
         raise ValueError("every() is given no time; write for example every(minutes=10)")
 
@@ -179,10 +187,25 @@ def keep_files(*paths: str | os.PathLike[str]) -> None:
     images have their bytes, and a restore brings those back, as with `phos run --keep-files`, whose
     patterns are possible, too. It is said for good, also in the restored program.
 
-    No hook is needed, and no CUDA call before.
+    No hook is needed, and no CUDA call before. Raises :class:`CheckpointFailed` for what is no
+    path.
     """
-    said = b"".join(os.fsencode(path) + b"\0" for path in map(os.path.abspath, paths))
-    os.write(_kept_file(), said)
+    os.write(_kept_file(), b"".join(_kept(path) + b"\0" for path in paths))
+
+
+def _kept(path: str | os.PathLike[str]) -> bytes:
+    """Return a path from the root on. Raises :class:`CheckpointFailed` for what can be none."""
+    try:
+        found = os.fsencode(os.path.abspath(path))  # noqa: PTH100, links are not followed
+    except (TypeError, ValueError):
+        raise _invalid(f"{path!r} is no path", "give names of files and folders, as text") from None
+    if b"\0" in found or len(found) > _MOST_PATH:
+        what = f"a path of {len(found)} bytes" if len(found) > _MOST_PATH else f"{path!r}"
+        raise _invalid(
+            f"{what} can be no file",
+            f"a path has {_MOST_PATH} bytes at most, and no zero byte; name a folder above it",
+        )
+    return found
 
 
 @functools.cache
@@ -200,7 +223,14 @@ def end_safe_points() -> None:
         hook.declare(0)
 
 
+def _invalid(what: str, hint: str) -> CheckpointFailed:
+    """Return the error for an argument that nothing can be done with."""
+    return CheckpointFailed(f"InvalidOption: {what}; {hint}")
+
+
 def _register(calls: list[Callback], call: Callback) -> Callback:
+    if not callable(call):  # or no checkpoint would succeed
+        raise _invalid(f"{call!r} cannot be called", "give a function, without () behind its name")
     calls.append(call)
     hook = _hook()
     if hook is not None:

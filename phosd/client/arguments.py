@@ -5,6 +5,7 @@ in Python's words.
 from typing import Any
 
 from phosd.bus import ERROR_PREFIX, CallError, variants
+from phosd.errors import InvalidOption
 from phosd.interface.model import Interface, options_of
 
 _PLAIN = ((bool, int, float, str), "True, False, a number or text")
@@ -39,15 +40,27 @@ def spelled(stated: Interface, member: str, /, *args: Any, **options: Any) -> tu
 
 
 def _require_type(name: str, value: Any, signature: str) -> None:
-    kinds, words = _TYPES.get(signature, _PLAIN)
-    fits = isinstance(value, kinds) and (bool in kinds or not isinstance(value, bool))
-    if fits and signature in _END:
-        fits = 0 <= value < _END[signature]
-    if not fits:
+    if not _fits(value, signature):
+        _, words = _TYPES.get(signature, _PLAIN)
         raise CallError(f"{ERROR_PREFIX}InvalidOption", f"{name} is {words}, not {value!r}")
     if isinstance(value, str) and not _is_carried(value):
         said = f"{name} is {value!r}, which has a zero byte, or bytes that are no UTF-8"
         raise CallError(f"{ERROR_PREFIX}InvalidOption", said)
+
+
+def require(name: str, value: Any, signature: str) -> None:
+    """Raise :class:`InvalidOption` for an argument that is none of the bus, if it has not the D-Bus
+    type that it would have there.
+    """
+    if not _fits(value, signature):
+        words = _TYPES[signature][1]
+        raise InvalidOption(f"{name} is {words}, not {value!r}", hint=f"give {words}")
+
+
+def _fits(value: Any, signature: str) -> bool:
+    kinds, _ = _TYPES.get(signature, _PLAIN)
+    fits = isinstance(value, kinds) and (bool in kinds or not isinstance(value, bool))
+    return fits and (signature not in _END or 0 <= value < _END[signature])
 
 
 def _is_carried(text: str) -> bool:

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, Literal, Self, TypeVar, Unpack
 
 from phosd.bus import ROOT
+from phosd.client.arguments import require
 from phosd.client.checks import Check
 from phosd.client.daemon import NO_BUS, OBJECTS, Daemon, News, ended_or_began
 from phosd.client.evacuation import Step
@@ -76,6 +77,8 @@ class AsyncClient:
         ``interactive``: polkit may ask the user for a password. phosd itself need not run yet.
         Raises :class:`~phosd.errors.NoBus`.
         """
+        if bus is not None:
+            require("bus", bus, "s")
         where = bus or os.environ.get("PHOS_BUS") or "system"
         with typed_errors(where):
             return cls(await Daemon.open(where, interactive=interactive), where)
@@ -132,6 +135,7 @@ class AsyncClient:
 
     async def history(self, limit: int = 50, **options: Unpack[HistoryOptions]) -> list[Job]:
         """Return at most ``limit`` past jobs, newest first; options: :class:`HistoryOptions`."""
+        require("limit", limit, "u")
         listed = partial(self._ask, "ListHistory")
         rows = await read_pages(listed, limit, **in_microseconds(options))
         return [past_job(row) for row in rows]

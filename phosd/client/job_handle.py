@@ -5,12 +5,13 @@ from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import aclosing
 from typing import Any
 
+from phosd.client.arguments import require
 from phosd.client.daemon import Daemon, Properties
 from phosd.client.errors import told
 from phosd.client.records import Job, record_of
 from phosd.client.typed_calls import interface_of, typed_errors
 from phosd.client.users import user_name
-from phosd.errors import Timeout
+from phosd.errors import InvalidOption, Timeout
 from phosd.interface.methods import JOB
 
 
@@ -42,6 +43,7 @@ class AsyncJobHandle:
         :class:`~phosd.errors.Cancelled`), or :class:`~phosd.errors.Timeout` after ``timeout``
         seconds, when the job goes on.
         """
+        require_wait(progress, timeout)
         job = None
         try:
             async with asyncio.timeout(timeout), aclosing(self.follow()) as states:
@@ -65,6 +67,17 @@ class AsyncJobHandle:
         record = await asyncio.to_thread(record_of, self.path, interface, values, user_name)
         assert isinstance(record, Job)
         return record
+
+
+def require_wait(progress: object, timeout: object) -> None:
+    """Raise :class:`InvalidOption` unless these can be arguments of a wait."""
+    if progress is not None and not callable(progress):
+        raise InvalidOption(
+            f"progress cannot be called: {progress!r}",
+            hint="give a function that takes a job, or timeout=SECONDS by its name",
+        )
+    if timeout is not None:
+        require("timeout", timeout, "d")
 
 
 def ended(job: Job | None) -> Job:

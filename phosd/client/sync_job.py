@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import closing
 
-from phosd.client.job_handle import AsyncJobHandle, ended, late
+from phosd.client.job_handle import AsyncJobHandle, ended, late, require_wait
 from phosd.client.loop import Loop
 from phosd.client.records import Job
 
@@ -26,6 +26,7 @@ class JobHandle:
         self, progress: Callable[[Job], object] | None = None, timeout: float | None = None
     ) -> Job:
         """Wait until the job is done, and return it, as :meth:`AsyncJobHandle.wait` does."""
+        require_wait(progress, timeout)
         job = None
         try:
             with closing(self._loop.each(self._handle.follow(), timeout)) as states:

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 _OF_SLURM = "PHOS_SLURM"
 """What a job was submitted with (`--phos`), which `phosd/slurm_plugin` sets."""
+_PATH_MAX = 4096
+"""Bytes of a path, with the one that ends it (linux/limits.h)."""
 
 
 @command(context_settings={"allow_interspersed_args": False})
@@ -181,7 +183,13 @@ def _declared(paths: Sequence[str]) -> dict[str, str]:
         raise click.UsageError(
             f"--keep-files cannot have {unusable!r}: it has a {os.pathsep!r} in its name"
         )
-    return {KEEP_FILES: os.pathsep.join(map(os.path.abspath, paths))}
+    found = [*map(os.path.abspath, paths)]
+    if (longest := max(len(os.fsencode(path)) for path in found)) >= _PATH_MAX:
+        raise click.UsageError(
+            f"--keep-files has a path of {longest} bytes, and Linux takes no more than "
+            f"{_PATH_MAX - 1}; name a folder above it"
+        )
+    return {KEEP_FILES: os.pathsep.join(found)}
 
 
 def _tell(settings: Settings, program: "Program | EnclosedProgram") -> None:

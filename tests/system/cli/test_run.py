@@ -74,6 +74,13 @@ def test_an_unknown_option_is_none_of_the_command(home: Path) -> None:
 
 
 @pytest.mark.usefixtures("home")
+def test_files_that_cannot_be_kept() -> None:
+    words = [*PHOS, "run", "--keep-files", "runs", "--keep-files", "x" * 5000, "--", "true"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and "no more than 4095; name a folder above it" in done.stderr
+
+
+@pytest.mark.usefixtures("home")
 def test_output_without_a_place_is_not_the_commands_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", "/proc/nope")
     done = phos_run("true")

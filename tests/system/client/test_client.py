@@ -1,6 +1,7 @@
 """The Python client, with a service over a real bus."""
 
 import asyncio
+import math
 import os
 import pwd
 import shutil
@@ -10,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Any, cast
 
 import pytest
 
@@ -83,6 +85,38 @@ def test_a_checkpoint_is_waited_for_with_its_progress(service: Service, client: 
     assert client.history(operation="checkpoint", since=time.time() - 60)[0].result == "image-0"
     assert client.history(since=time.time() + 60) == []
     assert {event.kind for event in client.events(limit=10)} >= {"image-deleted", "job"}
+
+
+def test_what_can_be_no_argument_is_refused_by_an_error_of_phosd(
+    service: Service, client: Client
+) -> None:
+    """Also what is not sent to the bus as it is."""
+    service.engine.go.set()
+    handle = client.checkpoint(ME)
+    wrong: Any = "ten"
+    refused: list[tuple[Callable[[], object], str]] = [
+        (lambda: Client(cast(Any, 5)), "bus is text, not 5; give text"),
+        (lambda: client.history(wrong), "limit is a whole number, 0 or more, not 'ten'; give a"),
+        (lambda: client.history(-1), "limit is a whole number, 0 or more, not -1"),
+        (lambda: client.history(since=wrong), "since is a number, not 'ten'; give a number"),
+        (lambda: client.history(until=math.nan), "until is nan; give seconds since the epoch"),
+        (lambda: client.events(since=wrong), "since is a number, not 'ten'"),
+        (lambda: handle.wait(cast(Any, 5)), "progress cannot be called: 5; give a function"),
+        (lambda: handle.wait(timeout=wrong), "timeout is a number, not 'ten'; give a number"),
+    ]
+    for call, said in refused:
+        with pytest.raises(InvalidOption, match=said) as raised:
+            call()
+        assert raised.value.hint
+    assert handle.wait(timeout=math.inf).state == "done"
+
+    async def awaited() -> None:
+        async with await AsyncClient.connect(service.address) as asynchronous:
+            job = await asynchronous.attach(handle.number)
+            with pytest.raises(InvalidOption, match="timeout is a number"):
+                await job.wait(timeout=wrong)
+
+    asyncio.run(awaited())
 
 
 def test_the_error_of_a_job_is_raised_with_its_reason(service: Service, client: Client) -> None:

@@ -135,6 +135,31 @@ def test_nothing_runs_for_a_name_that_no_image_can_have(
     assert calls == []
 
 
+def test_what_can_be_no_argument_is_refused_when_it_is_given() -> None:
+    """Not when the program is saved, or by an error of Python's own."""
+    calls: list[tuple[Any, object, str]] = [
+        (program.before_checkpoint, None, "None cannot be called; give a function, without ()"),
+        (program.after_checkpoint, 5, "5 cannot be called"),
+        (program.after_restore, "reconnect", "'reconnect' cannot be called"),
+        (program.keep_files, 5, "5 is no path; give names"),
+        (
+            program.keep_files,
+            "x" * 5000,
+            r"a path of 5\d\d\d bytes can be no file; a path has 4095",
+        ),
+        (program.keep_files, "a\0b", "can be no file"),
+    ]
+    for call, argument, said in calls:
+        with pytest.raises(program.CheckpointFailed, match=f"^InvalidOption: .*{said}") as raised:
+            call(argument)
+        assert raised.value.name == "InvalidOption"
+    unnamed: Any = 5
+    with pytest.raises(program.CheckpointFailed, match="5 cannot be an image's name"):
+        program.checkpoint(name=unnamed)
+    with pytest.raises(program.CheckpointFailed, match="takes numbers; write for example"):
+        program.every(minutes="ten")  # type: ignore[arg-type]
+
+
 def test_a_hook_without_names_is_told_apart(hook: Hook, calls: list[str]) -> None:
     hook.begin_named = None  # type: ignore[assignment,method-assign]
     hook.outcomes = [SAVED]
