@@ -15,6 +15,7 @@ import msgspec
 
 from phosd.errors import InvalidOption
 from phosd.interface.model import Event, Interface, Method, Option, options_of
+from phosd.service.dbus.bounds import misfit, types_of
 from phosd.service.dbus.caller import Caller
 
 _DBUS = "org.freedesktop.DBus"
@@ -37,10 +38,8 @@ _KINDS: Mapping[type[msgspec.inspect.Type], str] = {
 }
 """D-Bus types of an option by the type of the Struct's field."""
 _DECLARED = "_dbus_method"
-_NO_CHOICE = re.compile(r"Invalid enum value (.+) - at `\$\.(\w+)`", re.DOTALL)
-"""What msgspec says of a word that is none of an option's."""
-_NO_VALUE = re.compile(r"Expected (.+) - at `\$\.(\w+)`")
-"""What it says of a value of another type, or that is too large or too small."""
+_WRONG = re.compile(r".+ - at `\$\.(\w+)(?:\[.*)?`", re.DOTALL)
+"""What msgspec says of a value of another type, out of bounds, or that is none of the words."""
 
 Run = Callable[..., Awaitable[list[Any]]]
 """Takes the caller, the object and the arguments of a call, and returns the values of the reply."""
@@ -152,11 +151,8 @@ def require_same_options(what: str, kind: type[msgspec.Struct], stated: tuple[Op
 
 def _type_of(kind: type[msgspec.Struct], name: str) -> tuple[str, list[str]]:
     """Return the D-Bus types that an option may have, and the words that it may be, if some."""
-    (field,) = (each for each in msgspec.structs.fields(kind) if each.name == name)
-    found = msgspec.inspect.type_info(field.type)
-    parts = found.types if isinstance(found, msgspec.inspect.UnionType) else (found,)
     types, choices = "", list[str]()
-    for part in parts:
+    for part in types_of(kind, name):
         types += _KINDS.get(type(part), "")
         if isinstance(part, msgspec.inspect.LiteralType):
             choices += map(str, part.values)
@@ -170,16 +166,18 @@ def parse_options(values: Any, kind: type[_Struct]) -> _Struct:
     try:
         return msgspec.convert(values, kind)
     except msgspec.ValidationError as error:
-        if wrong := _NO_CHOICE.fullmatch(str(error)):
-            value, name = wrong.groups()
-            words = ", ".join(_type_of(kind, name)[1])
-            raise InvalidOption(
-                f"{value} is no {name}", hint=f"{name} is one of: {words}"
-            ) from None
         names = ", ".join(kind.__struct_fields__) or "none"
-        text = str(error).replace("Object contains unknown field", "there is no option")
-        text = _NO_VALUE.sub(r"\2 has to be \1", text)
-        raise InvalidOption(text, hint=f"the options of this call are: {names}") from None
+        hint = f"the options of this call are: {names}"
+        wrong = _WRONG.fullmatch(str(error))
+        if wrong is None:
+            text = str(error).replace("Object contains unknown field", "there is no option")
+            raise InvalidOption(text, hint=hint) from None
+        name = wrong[1]
+        if words := ", ".join(_type_of(kind, name)[1]):
+            hint = f"{name} is one of: {words}"
+            raise InvalidOption(f"{values[name]!r} is no {name}", hint=hint) from None
+        hint = f"give such a value, or leave {name} out"
+        raise InvalidOption(misfit(kind, name, values[name]), hint=hint) from None
 
 
 def describe(interface: Interface) -> ElementTree.Element:

@@ -61,17 +61,20 @@ def test_every_option_reaches_the_engine(service: Service) -> None:
     [
         ("fallback s never", "'never' is no fallback; fallback is one of: "),
         ("parent s nothing", "there is no image nothing"),
-        ("deadline d 0", "has to be `float` > 0.0"),
-        ("deadline d nan", "has to be `float`"),
+        (
+            "deadline d 0",
+            "deadline has to be a number, greater than 0 and at most 86400, not 0.0; give such",
+        ),
+        ("deadline d nan", "at most 86400, not nan"),
         ("every d 0.5", "give at least 1 s, or 0 to end"),
-        ("every d nan", "has to be `float`"),
-        ("every d inf", "has to be `float`"),
+        ("every d nan", "at most 2678400, not nan"),
+        ("every d inf", "at most 2678400, not inf"),
         ("keep u 3", "keep is for checkpoints that repeat"),
         ("every d 0 keep u 3", "keep is for checkpoints that repeat"),
-        ("every d 9 keep u 0", "has to be `int` >= 1"),
+        ("every d 9 keep u 0", "keep has to be a whole number, at least 1 and at most 1000, not 0"),
         ("every d 9 parent s auto", "chooses the parent of each image itself"),
-        ("queue s yes", "has to be `bool`, got `str`"),
-        ("release_cached u 1", "has to be `bool`, got `int`"),
+        ("queue s yes", "queue has to be true or false, not 'yes'"),
+        ("release_cached u 1", "has to be true or false, not 1"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(service: Service, options: str, error: str) -> None:

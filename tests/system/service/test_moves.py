@@ -186,7 +186,7 @@ def test_a_swap_is_a_job_of_both(service: Service, theirs: int) -> None:
         ),
         (("Suspend", "ua{sv}", ME, 1, "gpu", "s", "1"), "no option `gpu`"),
         (("Resume", "ua{sv}", ME, 1, "deadline", "d", 3), "no option `deadline`"),
-        (("Resume", "ua{sv}", ME, 1, "gpu", "u", 1), "has to be `str`, got `int`"),
+        (("Resume", "ua{sv}", ME, 1, "gpu", "u", 1), "gpu has to be text, not 1"),
         (("Swap", "uua{sv}", ME, ME, 0), "cannot take its own place"),
         (("Swap", "uua{sv}", ME, 2**22 + 1, 0), "there is no process"),
         (("PlanEvacuation", "sa{sv}", "9", 0), "'9' names no GPU of this node; name a GPU"),

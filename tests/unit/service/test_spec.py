@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, TypedDict
 import msgspec
 import pytest
 
+from phosd.engine.operations.restore.options import CloneName
 from phosd.errors import InvalidOption
 from phosd.interface.model import Interface, Method, Property, Said, options_of
 from phosd.interface.options import NoOptions
@@ -103,10 +104,18 @@ def test_what_is_said_is_told() -> None:
     [
         ("Drop", {"size": 1}, "there is no option .size.*the options of this call are: none"),
         ("Make", {"taste": 1}, "there is no option .taste.*are: size, colour, share"),
-        ("Make", {"size": "1"}, "has to be `int`, got `str`"),
-        ("Make", {"size": True}, "has to be `int`, got `bool`"),
-        ("Make", {"size": 10}, "has to be `int` <= 9"),
-        ("Make", {"share": float("nan")}, "has to be `float`"),
+        (
+            "Make",
+            {"size": "1"},
+            "size has to be a whole number, .* not .1.; give such a value, or leave size out",
+        ),
+        (
+            "Make",
+            {"size": True},
+            "size has to be a whole number, at least 1 and at most 9, not True",
+        ),
+        ("Make", {"size": 10}, "size has to be a whole number, at least 1 and at most 9, not 10"),
+        ("Make", {"share": float("nan")}, "share has to be a number.*, not nan"),
         ("Make", {"colour": "green"}, "'green' is no colour; colour is one of: blue, red"),
     ],
 )
@@ -115,6 +124,30 @@ def test_options_that_are_refused(name: str, options: dict[str, Any], what: str)
     with pytest.raises(InvalidOption, match=what):
         call(handler, name, *([3, "x"] if name == "Make" else []), options)
     assert handler.got == []
+
+
+class Bounded(Options, frozen=True):
+    clone: CloneName = ""
+    token: Annotated[str, msgspec.Meta(max_length=5)] | None = None
+    names: tuple[str, ...] = ()
+    far: Annotated[int, msgspec.Meta(ge=1, lt=1 << 40)] = 1
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        ({"clone": "a b"}, "clone has to be a name of up to 32 letters, digits, `_` and `-`, the"),
+        (
+            {"token": "x" * 200},
+            r"token has to be text, at most 5 characters, not 'x{79}\.\.\.; give",
+        ),
+        ({"names": ["a", 3]}, r"names has to be a list, not \['a', 3\]"),
+        ({"far": 0}, "far has to be a whole number, at least 1, not 0"),
+    ],
+)
+def test_bounds_are_told_in_words(options: dict[str, Any], what: str) -> None:
+    with pytest.raises(InvalidOption, match=what):
+        parse_options(options, Bounded)
 
 
 def test_options_that_are_not_a_dictionary_are_refused() -> None:

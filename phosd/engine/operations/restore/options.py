@@ -14,7 +14,13 @@ else:
     Files = Literal[tuple(map(str, Policy))]
     Cloned = Literal[tuple(map(str, CloneFiles))]
 
-CloneName = Annotated[str, msgspec.Meta(pattern=r"\A([A-Za-z0-9][A-Za-z0-9_-]{0,31})?\Z")]
+CloneName = Annotated[
+    str,
+    msgspec.Meta(
+        pattern=r"\A([A-Za-z0-9][A-Za-z0-9_-]{0,31})?\Z",
+        title="a name of up to 32 letters, digits, `_` and `-`, the first no `_` or `-`",
+    ),
+]
 Pid = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 
 
