@@ -282,6 +282,7 @@ class RestoreOptions(JobOptions, total=False):
             "The pid of a process of the image's owner, which waits for the program and ends as it "
             "does: what starts that one again is told as what starts the program again.",
             otherwise="none",
+            feature="followers",
         ),
     ]
 

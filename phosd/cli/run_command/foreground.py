@@ -113,7 +113,9 @@ class Foreground:
 
     def _restore_options(self, client: "Client", image: "Image") -> "RestoreOptions":
         # One that was in a pid namespace gets one again in any case.
-        options: RestoreOptions = {"follower": os.getpid()}
+        options: RestoreOptions = {}
+        if "followers" in client.manager().features:  # phosd may be older than this phos
+            options["follower"] = os.getpid()
         if self._pidns:
             options["pid_namespace"] = True
         if self._step is not None:

@@ -5,9 +5,14 @@ import signal
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from phosd.cli.run_command.foreground import Foreground
+from phosd.cli.settings import Settings
+from phosd.client.records import Image, Manager
 from phosd.engine.program.process import list_processes
 from phosd.engine.system import cgroups
 from phosd.engine.system.restarters import Restarters, Service
@@ -34,6 +39,22 @@ def restarter(monkeypatch: pytest.MonkeyPatch, line: Line, folder: Path, relay: 
     found = list_processes(folder / "run", free, known)
     monkeypatch.undo()
     return next(each.restarter for each in found if each.pid == line.program())
+
+
+@pytest.mark.parametrize("features", [frozenset({"followers"}), frozenset()])
+def test_a_phosd_that_knows_no_followers_is_told_of_none(features: frozenset[str]) -> None:
+    """As long as it was not started anew after an upgrade."""
+    foreground = Foreground(
+        *(Settings(), "bert", ["true"]),
+        saves=False,
+        grace=None,
+        in_memory=False,
+        pidns=None,
+        step=None,
+    )
+    client: Any = SimpleNamespace(manager=lambda: Manager("/", features=features))
+    told = foreground._restore_options(client, Image("/image"))
+    assert told == ({"follower": os.getpid()} if features else {})
 
 
 @pytest.mark.parametrize("options", [[], ["--no-pidns"]])
