@@ -202,6 +202,19 @@ class GpuRow(TypedDict):
     other_processes: list[int]
 
 
+class PoolRow(TypedDict):
+    """A line of `phos pool`: a pool."""
+
+    name: str
+    owner: int
+    image: str
+    hollow: int
+    max: int
+    waiting: int
+    running: int
+    trouble: str | None
+
+
 class CheckRow(TypedDict):
     """A line of `--dry-run`: a check."""
 
@@ -525,6 +538,7 @@ ROWS: Mapping[str, Any] = {
     "`phos ps PID --log`": LogRow,
     "`phos status`": ProgramRow,
     "`phos gpus`": GpuRow,
+    "`phos pool`": PoolRow,
     "`--dry-run`": CheckRow,
     "Jobs": JobRow,
     "`phos jobs`": ListedJobRow,

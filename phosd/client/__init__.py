@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         HistoryOptions,
         JobOptions,
         MigrateOptions,
+        PoolOptions,
         QueueOptions,
         RestoreOptions,
         ResumeOptions,
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
         VerifyOptions,
     )
     from phosd.client.past import Event
+    from phosd.client.pools import Pool
     from phosd.client.records import Gpu, Image, Job, Manager, Phase, Process, Record
     from phosd.client.sync_client import Client
     from phosd.client.sync_job import JobHandle
@@ -46,6 +48,7 @@ else:
             "checks": ("Check",),
             "records": ("Gpu", "Image", "Job", "Manager", "Phase", "Process", "Record"),
             "past": ("Event",),
+            "pools": ("Pool",),
             "job_handle": ("AsyncJobHandle",),
             "kernels": ("Kernel",),
             "evacuation": ("Step",),
@@ -55,6 +58,7 @@ else:
                 "HistoryOptions",
                 "JobOptions",
                 "MigrateOptions",
+                "PoolOptions",
                 "QueueOptions",
                 "RestoreOptions",
                 "ResumeOptions",
@@ -84,6 +88,8 @@ __all__ = [
     "Manager",
     "MigrateOptions",
     "Phase",
+    "Pool",
+    "PoolOptions",
     "Process",
     "QueueOptions",
     "Record",

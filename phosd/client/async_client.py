@@ -19,12 +19,14 @@ from phosd.client.options import (
     EventOptions,
     HistoryOptions,
     MigrateOptions,
+    PoolOptions,
     RestoreOptions,
     ResumeOptions,
     SuspendOptions,
     VerifyOptions,
 )
 from phosd.client.past import Event, event, past_job
+from phosd.client.pools import Pool
 from phosd.client.records import Gpu, Image, Job, Manager, Process, Record, record_of, records_of
 from phosd.client.rows import read_pages
 from phosd.client.storage import Storage
@@ -233,6 +235,26 @@ class AsyncClient:
     ) -> "AsyncJobHandle":
         """Suspend a process, and resume another in its place. Options: :class:`SuspendOptions`."""
         return self._handle(await self._ask("Swap", leaving, coming, **options))
+
+    async def create_pool(self, name: str, image: str, **options: Unpack[PoolOptions]) -> None:
+        """Keep programs of an image ready. Options: :class:`PoolOptions`."""
+        await self._ask("CreatePool", name, image, **options)
+
+    async def scale_pool(self, name: str, **options: Unpack[PoolOptions]) -> None:
+        """Change how many programs of a pool there are. Options: :class:`PoolOptions`."""
+        await self._ask("ScalePool", name, **options)
+
+    async def remove_pool(self, name: str) -> None:
+        """End a pool, and its programs that were not started."""
+        await self._ask("RemovePool", name)
+
+    async def pools(self) -> list[Pool]:
+        """Return the pools that you may see."""
+        return [Pool(*row) for row in await self._ask("ListPools")]
+
+    async def start_pooled(self, name: str) -> "AsyncJobHandle":
+        """Start a program of a pool; the job's result is its pid."""
+        return self._handle(await self._ask("StartPooled", name))
 
     async def attach(self, number: int) -> "AsyncJobHandle":
         """Return the handle of a job that was started before, perhaps elsewhere. Raises

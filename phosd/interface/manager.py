@@ -44,6 +44,47 @@ IMAGE_METHODS = (
         "restore",
     ),
     Method(
+        "CreatePool",
+        "s name, s image",
+        "",
+        "Keep programs of an image ready, each a clone of it, that are started in a moment.",
+        options.PoolOptions,
+        "pools",
+    ),
+    Method(
+        "ScalePool",
+        "s name",
+        "",
+        "Change how many programs of a pool wait, and how many there may be.",
+        options.PoolOptions,
+        "pools",
+    ),
+    Method(
+        "RemovePool",
+        "s name",
+        "",
+        "End a pool, and its programs that were not started. Others run on.",
+        feature="pools",
+    ),
+    Method(
+        "ListPools",
+        "",
+        "a(susuuuus) pools",
+        "List the pools that the caller may see: name, owner, image, how many are to wait, how "
+        "many there may be, how many wait, how many were started and live, and why none could be "
+        "made (empty: they could).",
+        feature="pools",
+    ),
+    Method(
+        "StartPooled",
+        "s name",
+        "o job",
+        "Start a program of a pool: one that waits, or else one that is restored now. The job's "
+        "result is its pid, its mode where it was started from (`hollow` or `image`).",
+        options.JobOptions,
+        "pools",
+    ),
+    Method(
         "TryRestore",
         "s image",
         _CHECKS,

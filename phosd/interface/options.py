@@ -287,6 +287,19 @@ class RestoreOptions(JobOptions, total=False):
     ]
 
 
+class PoolOptions(TypedDict, total=False):
+    """Options of a pool."""
+
+    hollow: Annotated[
+        int,
+        Said("How many programs wait, hollow, to be started.", otherwise="1, or as before"),
+    ]
+    max: Annotated[
+        int,
+        Said("How many there may be, with those that were started.", otherwise="8, or as before"),
+    ]
+
+
 class VerifyOptions(JobOptions, total=False):
     """Options of a verification."""
 

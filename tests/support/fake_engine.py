@@ -291,6 +291,13 @@ class FakeEngine:
         self._becomes(pid, state="suspended")
         return "memory" if request.where == "auto" else request.where
 
+    def end_suspended(self, pid: int, caller: int, progress: Progress) -> None:
+        self.moves.append(("end", pid, caller))
+        self.running = [each for each in self.running if each.pid != pid]
+
+    def suspended(self) -> list[Suspended]:
+        return []
+
     def uses_gpus(self, pid: int) -> bool:
         return False
 

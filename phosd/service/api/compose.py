@@ -20,6 +20,7 @@ from phosd.service.api.object_interfaces import (
     ObjectInterfaces,
 )
 from phosd.service.api.object_methods import GpuMethods, ImageMethods, ProcessMethods
+from phosd.service.api.pools import PoolMethods
 from phosd.service.api.pruning import Pruning
 from phosd.service.api.storage import Storage
 from phosd.service.api.transfers import Transfers
@@ -37,6 +38,7 @@ from phosd.service.tasks.analyses import Analyses
 from phosd.service.tasks.checkpoints import Checkpoints
 from phosd.service.tasks.own_checkpoints import OwnCheckpoints
 from phosd.service.tasks.periodic import Periodic
+from phosd.service.tasks.pools import Pools
 from phosd.service.tasks.runtime_checkpoints import RuntimeCheckpoints
 from phosd.service.tasks.verifications import Verifications
 
@@ -50,8 +52,7 @@ def compose(config: Config, engine: Engine, connection: Connection, history: His
     tree = ObjectTree(connection, rights.inspects)
     # Long reads and slow programs must not delay scans of the node.
     query_pool = QueryPool()
-    samples = Samples()
-    journal = Journal(config.runtime_dir / "journal")
+    samples, journal = Samples(), Journal(config.runtime_dir / "journal")
     job_object = serve(JOB, JOB_READERS, JobMethods(rights, lambda job: jobs.cancel(job)))
     reports = JobReports(
         *(journal, history, tree, job_object),
@@ -76,9 +77,9 @@ def compose(config: Config, engine: Engine, connection: Connection, history: His
         serve(GPU, GPU_READERS, GpuMethods(samples)),
     )
     inventory = Inventory(config, engine, tree, history, periodic, interfaces, samples)
-    maintenance = Maintenance(
-        config, engine, history, jobs, inventory, periodic, lambda: tree.changed(ROOT)
-    )
+    pools = Pools(engine, history, jobs, write_down)
+    kept = config, engine, history, jobs, inventory, periodic, pools
+    maintenance = Maintenance(*kept, lambda: tree.changed(ROOT))
     analyses = Analyses(engine, lambda: [*inventory.processes.values()], lambda: jobs.running > 0)
     own = OwnCheckpoints(
         *(config.runtime_dir, engine, checkpoints, jobs, rights, query_pool, inventory.knows),
@@ -87,19 +88,20 @@ def compose(config: Config, engine: Engine, connection: Connection, history: His
     runtimes = RuntimeCheckpoints(config.runtime_dir, engine, history, jobs, write_down)
     manager = Manager(
         *(config, engine, history, journal, tree, jobs, periodic, own, runtimes, query_pool),
-        *(inventory, maintenance, analyses),
+        *(inventory, maintenance, analyses, pools),
     )
     pids = CallerPids(config.runtime_dir, connection.pid_of, query_pool)
     served = serve(
         *(MANAGER, MANAGER_READERS),
         Images(
             *(engine, history, jobs, rights, checkpoints, verifications, periodic, query_pool),
-            *(pids, inventory, write_down),
+            *(pids, inventory, pools, write_down),
         ),
+        PoolMethods(engine, pools, rights),
         Moves(engine, jobs, inventory, rights, query_pool, pids, write_down),
         Listing(inventory, jobs, history, rights, query_pool, pids),
         Storage(inventory, rights, query_pool, lambda: manager.config),
-        Pruning(engine, history, jobs, query_pool),
+        Pruning(engine, history, jobs, pools, query_pool),
         Namespaces(engine, connection.pid_of, query_pool),
         Transfers(engine, jobs, rights, query_pool, write_down),
     )

@@ -9,7 +9,7 @@ from phosd.engine.image.called import Called
 from phosd.engine.image.manifest import Manifest
 from phosd.engine.job.checks import Finding
 from phosd.engine.job.progress import Progress
-from phosd.errors import ImageCorrupt, in_one_text
+from phosd.errors import Busy, ImageCorrupt, in_one_text
 from phosd.service.api.destination import named_in, require_destination
 from phosd.service.api.inventory import Inventory
 from phosd.service.api.views import job_path
@@ -25,6 +25,7 @@ from phosd.service.jobs.table import Job, JobTable, Outcome, Task
 from phosd.service.process_identity import Target, identify, key_of
 from phosd.service.tasks.checkpoints import Checkpoints, require_possible
 from phosd.service.tasks.periodic import Periodic
+from phosd.service.tasks.pools import Pools
 from phosd.service.tasks.verifications import Verifications
 
 CheckRow = tuple[str, str, str]
@@ -49,6 +50,7 @@ class Images:
         query_pool: QueryPool,
         pids: CallerPids,
         inventory: Inventory,
+        pools: Pools,
         write_down: Callable[[Job], None],
     ) -> None:
         self._engine = engine
@@ -61,6 +63,7 @@ class Images:
         self._query_pool = query_pool
         self._pids = pids
         self._inventory = inventory
+        self._pools = pools
         self._write_down = write_down
 
     @method("Checkpoint")
@@ -180,6 +183,11 @@ class Images:
         except ImageCorrupt:
             if caller.uid != 0:  # the owner is unknown
                 raise
+        if pool := self._pools.images().get(image):
+            raise Busy(
+                f"the pool {pool} makes its programs of image {image}",
+                hint=f"`phos pool rm {pool}` first",
+            )
 
         def work(_: Progress) -> Outcome:
             self._engine.delete_image(image)

@@ -14,6 +14,7 @@ from phosd.service.history.history import History
 from phosd.service.jobs.engine import Images
 from phosd.service.jobs.table import JobTable
 from phosd.service.tasks.periodic import Periodic
+from phosd.service.tasks.pools import Pools
 from phosd.service.tasks.retention import Retention, in_use
 from phosd.units import human_bytes
 
@@ -34,6 +35,7 @@ class Maintenance:
         jobs: JobTable,
         inventory: Inventory,
         periodic: Periodic,
+        pools: Pools,
         changed: Callable[[], None],
     ) -> None:
         self.config = config
@@ -42,6 +44,7 @@ class Maintenance:
         self._jobs = jobs
         self._inventory = inventory
         self._periodic = periodic
+        self._pools = pools
         self._changed = changed
         self._retention = Retention(engine, history)
         self.durability = Durability(engine, history, inventory.refresh_images, changed)
@@ -113,7 +116,7 @@ class Maintenance:
     async def delete_old(self) -> None:
         """Delete images that exceed the configured limits."""
         async with self._deleting:
-            used = in_use(self._jobs)
+            used = in_use(self._jobs) | self._pools.images().keys()
             rules = self.config.limits
             try:
                 if await asyncio.to_thread(self._retention.enforce, rules, used):

@@ -29,6 +29,7 @@ from phosd.service.jobs.table import Job, JobTable
 from phosd.service.tasks.analyses import Analyses
 from phosd.service.tasks.own_checkpoints import OwnCheckpoints
 from phosd.service.tasks.periodic import Periodic
+from phosd.service.tasks.pools import Pools
 from phosd.service.tasks.runtime_checkpoints import RuntimeCheckpoints
 
 _CHANGEABLE = ("retention_days", "periodic", "limits", "max_jobs", "jobs_per_gpu", "min_free")
@@ -63,6 +64,7 @@ class Manager:
     inventory: Inventory
     maintenance: Maintenance
     analyses: Analyses
+    pools: Pools
     _metrics: "Metrics | None" = field(default=None, init=False)
     _background: set[asyncio.Task[None]] = field(default_factory=set, init=False)
 
@@ -106,6 +108,7 @@ class Manager:
         self.periodic.start()
         await self.own_checkpoints.start()
         await self.runtime_checkpoints.start()
+        await self.pools.start()
         self._in_background(self.inventory.watch())
         self._in_background(self.inventory.sample())
         self._in_background(self.maintenance.go_on())
@@ -116,6 +119,7 @@ class Manager:
 
     async def close(self) -> None:
         """Cancel the jobs and wait until every program runs again."""
+        await self.pools.close()
         await self.periodic.close()
         await self.own_checkpoints.stop_listening()
         await self.runtime_checkpoints.stop_listening()

@@ -16,6 +16,7 @@ from phosd.service.dbus.spec import Options, method
 from phosd.service.history.history import History
 from phosd.service.jobs.engine import Images
 from phosd.service.jobs.table import JobTable
+from phosd.service.tasks.pools import Pools
 from phosd.service.tasks.retention import in_use, last_good, old
 from phosd.units import age_text
 
@@ -54,11 +55,17 @@ class Pruning:
     """
 
     def __init__(
-        self, engine: Images, history: History, jobs: JobTable, query_pool: QueryPool
+        self,
+        engine: Images,
+        history: History,
+        jobs: JobTable,
+        pools: Pools,
+        query_pool: QueryPool,
     ) -> None:
         self._engine = engine
         self._history = history
         self._jobs = jobs
+        self._pools = pools
         self._query_pool = query_pool
 
     @method("PlanPruning")
@@ -68,7 +75,7 @@ class Pruning:
         """List what nothing needs any more of what is the caller's: image, output or file; id,
         name in the folder of outputs or path; bytes, time, why; nothing is removed.
         """
-        used = in_use(self._jobs)
+        used = self._in_use()
 
         def plan() -> list[ThingRow]:
             images = self._old_images(caller.uid, options, used)
@@ -106,10 +113,13 @@ class Pruning:
         which are gone.
         """
         before = age_clock() - options.older
-        used, wanted = in_use(self._jobs), frozenset(paths)
+        used, wanted = self._in_use(), frozenset(paths)
         return await self._query_pool.run(
             caller.uid, self._engine.remove_left_files, caller.uid, before, used, wanted
         )
+
+    def _in_use(self) -> set[str]:
+        return in_use(self._jobs) | self._pools.images().keys()
 
     def _left_files(self, uid: int, options: PruneOptions, used: set[str]) -> list[ThingRow]:
         if options.files is None:

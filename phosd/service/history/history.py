@@ -18,6 +18,7 @@ from phosd.engine.job.journal import JobRecord
 from phosd.errors import Internal, OutOfMemory
 from phosd.service.history.database import Database, Row, storable
 from phosd.service.history.events import Event, Severity
+from phosd.service.history.pools import PoolRecords
 from phosd.service.history.suspects import Suspects
 from phosd.service.jobs.schedule import Schedule
 from phosd.service.jobs.table import Job
@@ -67,6 +68,7 @@ class History:
             path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         self._database = Database(path, self._observe)
         self.suspects = Suspects(self._database)
+        self.pools = PoolRecords(self._database)
         rows = self._database.recall(
             "select id, made_for from images where made_for is not null and deleted is null"
         )

@@ -198,3 +198,24 @@ def m010_names(db: Any) -> None:
     """Add the name of a job's program, and what that is in; null or empty: nothing."""
     db["jobs"].add_column("name", str)
     db["jobs"].add_column("within", str)
+
+
+@migrations()
+def m011_pools(db: Any) -> None:
+    """Add pools, and the programs of each, as boot id, pid and start time."""
+    db["pools"].create(
+        {
+            "name": str,
+            "owner": int,
+            "image": str,
+            "hollow": int,
+            "most": int,
+            "called_name": str,
+            "within": str,
+        },
+        pk="name",
+    )
+    db["pool_programs"].create(
+        {"pool": str, "boot_id": str, "pid": int, "start_time": int},
+        pk=("boot_id", "pid", "start_time"),
+    )

@@ -96,6 +96,12 @@ class Programs(Protocol):
         were.
         """
 
+    def end_suspended(self, pid: int, caller: int, progress: Progress) -> None:
+        """Kill a suspended program. Raises ``NoSuchProcess`` if it is not suspended."""
+
+    def suspended(self) -> list[Suspended]:
+        """Return the suspended programs that live, oldest first."""
+
     def divided(self, gpu: int) -> str:
         """Return why no process can be moved to a GPU (such as "is in MIG mode"), or an empty
         string.

@@ -59,6 +59,15 @@ class RestoreRequest(RestoreOptions, frozen=True):
     token: Token = ""
 
 
+class PoolRequest(Options, frozen=True):
+    """How many programs of a pool wait, hollow, and how many there may be in all; None: as before,
+    or one and eight.
+    """
+
+    hollow: Annotated[int, msgspec.Meta(ge=0, le=64)] | None = None
+    max: Annotated[int, msgspec.Meta(ge=1, le=1000)] | None = None
+
+
 class ImportRequest(ImportChoices, frozen=True):
     """Options of an import. ``owner``: to whom the image is going to belong, by default the caller;
     ``trust``: though nobody has signed it. For root.

@@ -37,6 +37,7 @@ from phosd.engine.operations import runtime_checkpoint
 from phosd.engine.operations.admission import DiskLimits, context_bytes
 from phosd.engine.operations.checkpoint import CheckpointOptions, checkpoint, try_checkpoint
 from phosd.engine.operations.checkpoint.choose_mode import Choice
+from phosd.engine.operations.end import end_suspended
 from phosd.engine.operations.migrate import MigrateOptions, migrate
 from phosd.engine.operations.permissions import ROOT, require_may_export, require_may_restore
 from phosd.engine.operations.pid_namespace import make_pid_namespace
@@ -243,6 +244,12 @@ class NodeEngine:
         suspended = suspend(self._node, pid, options, progress)
         progress.figures.stored_bytes = suspended.stored_bytes
         return suspended.where
+
+    def end_suspended(self, pid: int, caller: int, progress: Progress) -> None:
+        end_suspended(self._node, pid, caller, progress)
+
+    def suspended(self) -> list[Suspended]:
+        return self._node.suspended.living()
 
     def is_gpu_process(self, pid: int) -> bool:
         return is_gpu_process(pid)

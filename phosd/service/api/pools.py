@@ -1,0 +1,81 @@
+"""Make, change and end pools, and start their programs."""
+
+import asyncio
+import re
+
+from phosd.errors import InvalidOption
+from phosd.service.api.views import job_path
+from phosd.service.dbus.caller import Caller
+from phosd.service.dbus.polkit import Action, Rights
+from phosd.service.dbus.spec import method
+from phosd.service.jobs.engine import Engine
+from phosd.service.jobs.options import JobOptions, PoolRequest
+from phosd.service.jobs.pool import Pool
+from phosd.service.tasks.pools import Pools, pool_of
+
+PoolRow = tuple[str, int, str, int, int, int, int, str]
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}")
+
+
+class PoolMethods:
+    """Handlers of the manager. Use it on the event loop only."""
+
+    def __init__(self, engine: Engine, pools: Pools, rights: Rights) -> None:
+        self._engine = engine
+        self._pools = pools
+        self._rights = rights
+
+    @method("CreatePool")
+    async def create_pool(
+        self, caller: Caller, name: str, image: str, options: PoolRequest
+    ) -> None:
+        """Keep programs of an image ready."""
+        if not _NAME.fullmatch(name):
+            raise InvalidOption(
+                f"a pool cannot be called {name!r}",
+                hint="up to 32 letters, digits, and any of `_ -`, with a letter or digit first",
+            )
+        manifest = await asyncio.to_thread(self._engine.image, image)
+        await self._rights.require(
+            caller, Action.RESTORE, manifest.owner, f"image {image}", image=image
+        )
+        self._pools.create(pool_of(name, manifest, options))
+
+    @method("ScalePool")
+    async def scale_pool(self, caller: Caller, name: str, options: PoolRequest) -> None:
+        """Change how many programs of a pool there are."""
+        await self._theirs(caller, name)
+        self._pools.scale(name, options)
+
+    @method("RemovePool")
+    async def remove_pool(self, caller: Caller, name: str) -> None:
+        """End a pool; returns when its programs that waited have ended."""
+        await self._theirs(caller, name)
+        await self._pools.remove(name)
+
+    @method("ListPools")
+    async def list_pools(self, caller: Caller) -> list[PoolRow]:
+        """List the pools that the caller may see."""
+        everybody = await self._rights.inspects(caller)
+        return [
+            (
+                *(each.pool.name, each.pool.owner, each.pool.image),
+                *(each.pool.hollow, each.pool.most),
+                *(len(each.waiting), len(each.started), each.trouble),
+            )
+            for each in self._pools
+            if everybody or caller.may_touch(each.pool.owner)
+        ]
+
+    @method("StartPooled")
+    async def start_pooled(self, caller: Caller, name: str, options: JobOptions) -> str:
+        """Start a program of a pool."""
+        await self._theirs(caller, name)
+        return job_path(self._pools.begin(name, caller.uid, options.token))
+
+    async def _theirs(self, caller: Caller, name: str) -> Pool:
+        pool = self._pools.named(name)
+        await self._rights.require(
+            caller, Action.RESTORE, pool.owner, f"pool {name}", image=pool.image
+        )
+        return pool

@@ -1,0 +1,50 @@
+"""A pool: programs of one image that are there before somebody asks for them."""
+
+from collections.abc import Mapping
+from typing import Any, Self
+
+import msgspec
+
+from phosd.engine.image.called import Called
+from phosd.service.jobs.options import PoolRequest
+
+
+class Pool(msgspec.Struct, frozen=True):
+    """``hollow`` programs of ``image`` wait to be started for user id ``owner``, and there are no
+    more than ``most`` of them, with those that were started.
+    """
+
+    name: str
+    owner: int
+    image: str
+    hollow: int = 1
+    most: int = 8
+    called: Called = Called()
+
+    def scaled(self, request: PoolRequest) -> Self:
+        """Return the pool as the request wants it, which keeps what it does not say."""
+        return msgspec.structs.replace(
+            self,
+            hollow=self.hollow if request.hollow is None else request.hollow,
+            most=self.most if request.max is None else request.max,
+        )
+
+    def row(self) -> dict[str, Any]:
+        """Return the pool as a row of the history."""
+        return {
+            "name": self.name,
+            "owner": self.owner,
+            "image": self.image,
+            "hollow": self.hollow,
+            "most": self.most,
+            "called_name": self.called.name,
+            "within": self.called.within,
+        }
+
+    @classmethod
+    def of_row(cls, row: Mapping[str, Any]) -> Self:
+        """Read a pool from a row."""
+        called = Called(row["called_name"] or "", row["within"] or "")
+        return cls(
+            *(row["name"], row["owner"], row["image"], row["hollow"], row["most"]), called=called
+        )

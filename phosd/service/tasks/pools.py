@@ -1,0 +1,305 @@
+"""Keep programs of an image ready to be started: pools."""
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import threading
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, field
+
+from phosd.engine.image.manifest import Manifest
+from phosd.engine.job.progress import Progress
+from phosd.engine.system import procfs
+from phosd.engine.system.procfs import ProcessId
+from phosd.errors import Busy, Cancelled, NoSuchProcess, PhosError, in_one_text
+from phosd.service.history.events import Event, Severity
+from phosd.service.history.history import History
+from phosd.service.jobs.engine import Engine
+from phosd.service.jobs.options import PoolRequest, RestoreRequest, ResumeRequest
+from phosd.service.jobs.pool import Pool
+from phosd.service.jobs.table import Job, JobTable, Outcome, Task
+from phosd.service.process_identity import key_of
+from phosd.units import counted
+
+HOLLOW, IMAGE = "hollow", "image"
+"""What a program was started from."""
+_LOOK_SECONDS = 2.0
+"""Seconds between two looks whether programs of a pool have ended."""
+_FIRST_DELAY, _MOST_DELAY = 2.0, 300.0
+"""Seconds until a program is made again after a failure; they double with each."""
+_log = logging.getLogger(__name__)
+
+
+@dataclass
+class _Kept:
+    """A pool with its programs: those that wait, oldest first, and those that were started."""
+
+    pool: Pool
+    waiting: list[ProcessId] = field(default_factory=list)
+    started: list[ProcessId] = field(default_factory=list)
+    making: int = 0
+    starting: int = 0
+    trouble: str = ""
+    wake: asyncio.Event = field(default_factory=asyncio.Event)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    """Held while the lists change, which jobs do in their threads."""
+
+    @property
+    def size(self) -> int:
+        """How many programs there are, or are being made."""
+        new = self.making + max(0, self.starting - len(self.waiting))
+        return len(self.waiting) + len(self.started) + new
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether none waits for one more start, and none may be made for it."""
+        return self.starting >= len(self.waiting) and self.size >= self.pool.most
+
+
+class Pools:
+    """The pools of this node, and what keeps them filled. ``write_down`` writes a job's journal
+    record. Use it on the event loop only.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        history: History,
+        jobs: JobTable,
+        write_down: Callable[[Job], None],
+    ) -> None:
+        self._engine = engine
+        self._history = history
+        self._jobs = jobs
+        self._write_down = write_down
+        self._pools: dict[str, _Kept] = {}
+        self._keepers: dict[str, asyncio.Task[None]] = {}
+
+    async def start(self) -> None:
+        """Go on with the pools of an earlier phosd, and with those of their programs that live."""
+        resting = {each.pid for each in await asyncio.to_thread(self._engine.suspended)}
+        for pool, members in self._history.pools.all():
+            living = [each for each in members if procfs.process_id(each.pid) == each]
+            waiting = [each for each in living if each.pid in resting]
+            started = [each for each in living if each.pid not in resting]
+            self._keep(_Kept(pool, waiting, started))
+
+    async def close(self) -> None:
+        """Fill no pool any more. Its programs stay as they are."""
+        for keeper in self._keepers.values():
+            keeper.cancel()
+        await asyncio.gather(*self._keepers.values(), return_exceptions=True)
+
+    def __iter__(self) -> Iterator[_Kept]:
+        return iter(self._pools.values())
+
+    def images(self) -> dict[str, str]:
+        """Return the images that pools need, each with the name of a pool."""
+        return {each.pool.image: each.pool.name for each in self}
+
+    def named(self, name: str) -> Pool:
+        """Return the pool of this name. Raises :class:`NoSuchProcess`."""
+        return self._named(name).pool
+
+    def create(self, pool: Pool) -> None:
+        """Begin a pool. Raises :class:`Busy` if there is one of this name."""
+        if pool.name in self._pools:
+            raise Busy(
+                f"there is a pool {pool.name} already",
+                hint=f"`phos pool scale {pool.name}`, or choose another name",
+            )
+        self._keep(_Kept(pool))
+        self._record(self._pools[pool.name])
+
+    def scale(self, name: str, request: PoolRequest) -> None:
+        """Change how many programs of a pool wait, and how many there may be."""
+        kept = self._named(name)
+        kept.pool = kept.pool.scaled(request)
+        self._record(kept)
+        kept.wake.set()
+
+    async def remove(self, name: str) -> None:
+        """End a pool, and its programs that were not started."""
+        kept = self._named(name)
+        keeper = self._keepers.pop(name)
+        keeper.cancel()
+        await asyncio.gather(keeper, return_exceptions=True)
+        del self._pools[name]
+        self._history.pools.forget(name)
+        for process in kept.waiting:
+            await asyncio.to_thread(self._end, process, kept.pool.owner)
+
+    def begin(self, name: str, caller: int, token: str) -> Job:
+        """Start a program of a pool for user id ``caller``: one that waits, or, if there is none,
+        one that is restored now. Raises :class:`Busy` if the pool has as many as it may.
+        """
+        kept = self._named(name)
+        pool = kept.pool
+        self._look(kept)
+        if kept.is_exhausted:
+            raise Busy(
+                f"the pool {name} has {counted(kept.size, 'program')}, as many as it may",
+                hint=f"end one, or `phos pool scale {name} --max {kept.size + 1}`",
+            )
+        loop = asyncio.get_running_loop()
+
+        def over() -> None:
+            kept.starting -= 1
+            kept.wake.set()
+
+        def work(progress: Progress) -> Outcome:
+            try:
+                return self._started(kept, progress)
+            finally:
+                loop.call_soon_threadsafe(over)
+
+        def prepare(job: Job) -> None:
+            self._write_down(job)
+            kept.starting += 1
+
+        task = Task(
+            *("start", name, caller, frozenset[str](), work),
+            token=token,
+            called=pool.called,
+        )
+        return self._jobs.submit(task, prepare)
+
+    # In a job's thread
+
+    def _started(self, kept: _Kept, progress: Progress) -> Outcome:
+        pool = kept.pool
+        while (process := _taken(kept)) is not None:
+            try:
+                self._engine.resume(process.pid, ResumeRequest(), pool.owner, progress)
+            except NoSuchProcess as error:  # it has died in its sleep
+                progress.note(f"process {process.pid} of the pool is gone: {error}")
+                continue
+            except PhosError:
+                with kept.lock:
+                    kept.waiting.insert(0, process)
+                raise
+            return self._runs(kept, process, HOLLOW)
+        request = RestoreRequest(clone=_clone_name(pool))
+        pid = self._engine.restore(pool.image, request, pool.owner, progress)
+        return self._runs(kept, procfs.process_id(pid), IMAGE)
+
+    def _runs(self, kept: _Kept, process: ProcessId | None, level: str) -> Outcome:
+        if process is None:
+            return Outcome("", level)
+        with kept.lock:
+            kept.started.append(process)
+        self._record(kept)
+        return Outcome(str(process.pid), level, process=key_of(process.pid))
+
+    def _end(self, process: ProcessId, owner: int) -> None:
+        try:
+            self._engine.end_suspended(process.pid, owner, Progress())
+        except PhosError as error:
+            _log.warning("process %d of a pool could not be ended: %s", process.pid, error)
+
+    # Filling
+
+    def _keep(self, kept: _Kept) -> None:
+        self._pools[kept.pool.name] = kept
+        keeper = asyncio.get_running_loop().create_task(self._fill(kept))
+        self._keepers[kept.pool.name] = keeper
+
+    async def _fill(self, kept: _Kept) -> None:
+        """Make a program whenever one is missing, and end one whenever there is one too many."""
+        delay = _FIRST_DELAY
+        while True:
+            kept.wake.clear()
+            self._look(kept)
+            pause = _LOOK_SECONDS
+            if len(kept.waiting) > kept.pool.hollow:
+                if (process := _taken(kept)) is not None:
+                    await asyncio.to_thread(self._end, process, kept.pool.owner)
+                    self._record(kept)
+                continue
+            if len(kept.waiting) < kept.pool.hollow and kept.size < kept.pool.most:
+                try:
+                    await self._make(kept)
+                    delay, kept.trouble = _FIRST_DELAY, ""
+                    continue
+                except Cancelled:
+                    pause = delay
+                except PhosError as error:
+                    self._tell(kept, in_one_text(error))
+                    pause, delay = delay, min(2 * delay, _MOST_DELAY)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    await kept.wake.wait()
+
+    async def _make(self, kept: _Kept) -> None:
+        """Restore a hollow program of the pool's image."""
+        pool = kept.pool
+        manifest = await asyncio.to_thread(self._engine.image, pool.image)
+        request = RestoreRequest(clone=_clone_name(pool), hollow=True)
+
+        def work(progress: Progress) -> Outcome:
+            pid = self._engine.restore(pool.image, request, pool.owner, progress)
+            return Outcome(str(pid), HOLLOW, process=key_of(pid))
+
+        task = Task(
+            *("restore", pool.image, pool.owner, frozenset((f"image {pool.image}",)), work),
+            queue=True,
+            gpus=frozenset(gpu.ordinal for gpu in manifest.gpus),
+            called=manifest.called,
+        )
+        kept.making += 1
+        try:
+            outcome = await self._jobs.result(self._jobs.submit(task, self._write_down))
+        finally:
+            kept.making -= 1
+        process = procfs.process_id(int(outcome.result))
+        if process is not None:
+            with kept.lock:
+                kept.waiting.append(process)
+            self._record(kept)
+
+    def _look(self, kept: _Kept) -> None:
+        """Leave out programs that have ended."""
+        with kept.lock:
+            before = len(kept.waiting), len(kept.started)
+            for each in (kept.waiting, kept.started):
+                each[:] = [process for process in each if procfs.process_id(process.pid) == process]
+            after = len(kept.waiting), len(kept.started)
+        if after != before:
+            self._record(kept)
+
+    def _record(self, kept: _Kept) -> None:
+        with kept.lock:
+            members: Collection[ProcessId] = (*kept.waiting, *kept.started)
+        self._history.pools.record(kept.pool, members)
+
+    def _tell(self, kept: _Kept, text: str) -> None:
+        if text != kept.trouble:
+            kept.trouble = text
+            said = f"no program of it could be made: {text}"
+            event = Event("pool", kept.pool.name, said, Severity.WARNING, kept.pool.owner)
+            self._history.event(event)
+
+    def _named(self, name: str) -> _Kept:
+        try:
+            return self._pools[name]
+        except KeyError:
+            there = ", ".join(sorted(self._pools)) or "none"
+            raise NoSuchProcess(
+                f"there is no pool {name}", hint=f"the pools are: {there} (`phos pool ls`)"
+            ) from None
+
+
+def pool_of(name: str, manifest: Manifest, request: PoolRequest) -> Pool:
+    """Return a new pool of an image, which belongs to the owner of that."""
+    return Pool(name, manifest.owner, manifest.id, called=manifest.called).scaled(request)
+
+
+def _taken(kept: _Kept) -> ProcessId | None:
+    """Take the program out that has waited longest; None if none waits."""
+    with kept.lock:
+        return kept.waiting.pop(0) if kept.waiting else None
+
+
+def _clone_name(pool: Pool) -> str:
+    return f"{pool.name[:23]}-{secrets.token_hex(4)}"
