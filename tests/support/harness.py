@@ -23,6 +23,7 @@ from phosd.engine.hook_client.places import hooks_folder
 from phosd.engine.node.gpus import list_gpus
 from phosd.engine.system import procfs
 from phosd.engine.system.cuda import is_software
+from phosd.engine.system.freezer import thaw_killed
 from phosd.engine.system.native import hook_library, softgpu_folder
 
 PROGRAMS = Path(__file__).parents[1] / "programs"
@@ -116,18 +117,21 @@ def alive(pid: int) -> bool:
 
 
 def halt(pid: int) -> None:
-    """Send SIGSTOP, and wait until each thread of the process has stopped.
+    """Send SIGSTOP, and wait until each thread of the process has stopped, or ended.
 
     A process that holds the software GPU's lock would stop the others that use the GPU, too, as
     no driver does: it goes on until it has let go.
     """
 
     def halted() -> bool:
-        found = map(procfs.stat, procfs.threads(pid))
-        return all(thread is None or thread.stopped for thread in found)
+        with suppress(FileNotFoundError, ProcessLookupError):
+            found = map(procfs.stat, procfs.threads(pid))
+            return all(thread is None or thread.stopped or thread.dead for thread in found)
+        return True
 
     while True:
-        os.kill(pid, signal.SIGSTOP)
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGSTOP)
         wait_until(halted, f"process {pid} to stop")
         if not _locks_the_gpu(pid):
             return
@@ -221,6 +225,7 @@ class Target:
         for pid in self.pids:
             with suppress(ProcessLookupError):  # it has ended meanwhile
                 os.kill(pid, signal.SIGKILL)
+        thaw_killed(self.pids)
         if self.process.returncode is None:
             self.process.wait()
         wait_until(

@@ -6,6 +6,7 @@ string for the unified one.
 
 import contextlib
 import os
+import re
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -24,6 +25,8 @@ _AMOUNTS = {
 _FREEZING_SECONDS = 10.0
 """What the kernel may take for it: a process may wait for a disk."""
 _LOOK_SECONDS = 0.001
+_OWN = re.compile(r"phos-\d{8}T\d{6}-[0-9a-f]{4}")
+"""The name of the cgroup in which phosd freezes a program: that of the program's image."""
 _SETS = ("cpuset.cpus", "cpuset.mems")
 _INVOCATION = "trusted.invocation_id"
 
@@ -45,6 +48,11 @@ def folder(hierarchy: str, path: str) -> Path | None:
     # Other paths are outside of the cgroup namespace, or of what is mounted.
     shown = ".." not in Path(path).parts and (path.rstrip("/") + "/").startswith(beneath)
     return top / path[len(beneath) :] if top is not None and shown else None
+
+
+def top(hierarchy: str) -> Path | None:
+    """Return where a hierarchy is mounted; None if it is not."""
+    return _mount(hierarchy)[1]
 
 
 def invocation(cgroups: Mapping[str, str]) -> str:
@@ -73,26 +81,39 @@ def frozen(hierarchy: str, path: str) -> bool:
 
 def freezers(pid: int) -> Iterator[tuple[str, str]]:
     """Yield hierarchy and path of the cgroups of a process that are frozen."""
-    for hierarchy, path in memberships(pid).items():
-        may_freeze = hierarchy == UNIFIED or "freezer" in hierarchy.split(",")
-        if may_freeze and frozen(hierarchy, path):
-            yield hierarchy, path
+    return ((name, path) for name, path in freezable(pid) if frozen(name, path))
+
+
+def freezable(pid: int) -> Iterator[tuple[str, str]]:
+    """Yield hierarchy and path of the cgroups of a process that could be frozen, v1's first."""
+    found = memberships(pid)
+    for hierarchy in sorted(found, reverse=True):
+        if hierarchy == UNIFIED or "freezer" in hierarchy.split(","):
+            yield hierarchy, found[hierarchy]
+
+
+def is_own(path: Path | str) -> bool:
+    """Return whether a cgroup has the name of one in which phosd freezes a program."""
+    return _OWN.fullmatch(Path(path).name) is not None
 
 
 @contextlib.contextmanager
 def thawed(pid: int) -> Iterator[None]:
     """Thaw the cgroup of a process inside the context, if it is frozen, and freeze it again. One
-    that is frozen with another above it stays so. Raises :class:`Timeout` if it does not freeze.
+    that is frozen with another above it stays so, and one that phosd has frozen. Raises
+    :class:`Timeout` if it does not freeze.
     """
-    found = [place for one in freezers(pid) if (place := folder(*one)) and _freezes_itself(place)]
+    frozen_by_others = (one for one in freezers(pid) if not is_own(one[1]))
+    found = [place for one in frozen_by_others if (place := folder(*one)) and freezes_itself(place)]
     with contextlib.ExitStack() as again:
         for place in found:
             again.callback(_freeze, place)
-            _set_frozen(place, frozen=False)
+            set_frozen(place, frozen=False)
         yield
 
 
-def _freezes_itself(place: Path) -> bool:
+def freezes_itself(place: Path) -> bool:
+    """Return whether the cgroup of a folder was frozen itself, and not one above it."""
     return "1" in (
         _text(place / "cgroup.freeze").strip(),
         _text(place / "freezer.self_freezing").strip(),
@@ -101,13 +122,14 @@ def _freezes_itself(place: Path) -> bool:
 
 def thaw(place: Path) -> bool:
     """Thaw the cgroup of a folder. Returns whether it was frozen itself."""
-    if not _freezes_itself(place):
+    if not freezes_itself(place):
         return False
-    _set_frozen(place, frozen=False)
+    set_frozen(place, frozen=False)
     return True
 
 
-def _set_frozen(place: Path, *, frozen: bool) -> None:
+def set_frozen(place: Path, *, frozen: bool) -> None:
+    """Freeze or thaw the cgroup of a folder; its processes stand still a moment later."""
     if (unified := place / "cgroup.freeze").exists():
         unified.write_text("1" if frozen else "0")
     else:
@@ -117,7 +139,7 @@ def _set_frozen(place: Path, *, frozen: bool) -> None:
 def _freeze(place: Path) -> None:
     end = time.monotonic() + _FREEZING_SECONDS
     while place.exists():  # it has processes
-        _set_frozen(place, frozen=True)
+        set_frozen(place, frozen=True)
         if "frozen 1" in _text(place / "cgroup.events"):
             return
         if _text(place / "freezer.state").strip() == "FROZEN":

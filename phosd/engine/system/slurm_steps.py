@@ -99,6 +99,8 @@ def _freezable(pid: int) -> list[Path]:
         if step is None or not may_freeze:
             continue
         top = path[: step.end(2)]
+        if cgroups.is_own(path):  # frozen by phosd, which thaws it itself
+            path = path.rpartition("/")[0]
         while path.startswith(top):
             if (place := cgroups.folder(hierarchy, path)) is not None:
                 found.append(place)

@@ -11,6 +11,7 @@ import pytest
 
 from phosd.engine import Node, NodeConfig
 from phosd.engine.system import memory_mount
+from phosd.engine.system.freezer import Freezer
 from tests.support import harness
 
 Starter = Callable[..., harness.Target]
@@ -29,6 +30,7 @@ def place() -> Iterator[Path]:
     """A folder with a short name: the paths of unix sockets end after 108 bytes."""
     folder = Path(tempfile.mkdtemp(prefix="phos-"))
     yield folder
+    Freezer(folder / "run").remove_left(lambda _: True)
     memory = folder / "run/memory"
     while memory.is_mount():  # with what programs had that were killed in their sleep
         assert memory_mount.unmount(memory) == ""

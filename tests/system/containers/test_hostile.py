@@ -195,7 +195,7 @@ def test_a_cgroup_that_its_root_freezes_without_a_pause(
         over = threading.Event()
 
         def freeze(*, to: bool) -> None:
-            cgroups._set_frozen(frozen, frozen=to)
+            cgroups.set_frozen(frozen, frozen=to)
 
         def besiege() -> None:
             while not over.wait(0.01):
