@@ -357,7 +357,9 @@ class SuspendOptions(StopOptions, total=False):
         bool,
         Said(
             "Leave the contexts on the GPUs, some 0.5 GB of each process: the program is resumed "
-            "sooner, and on these GPUs alone. `Suspend` without it takes them off, too.",
+            "sooner, and on these GPUs alone. All its processes are frozen, in a cgroup of their "
+            "own below theirs. `Suspend` without it takes the contexts off, too, and freezes "
+            "nothing.",
             False,
             feature="hollow",
         ),
@@ -371,7 +373,8 @@ class ResumeOptions(QueueOptions, total=False):
     hollow: Annotated[
         bool,
         Said(
-            "Bring the contexts back alone, so that the next `Resume` takes less time.",
+            "Bring the contexts back alone, so that the next `Resume` takes less time. The program "
+            "is frozen until then.",
             False,
             feature="hollow",
         ),

@@ -26,7 +26,8 @@ from phosd.engine.program.away import Away
 from phosd.engine.program.declared import KeptFiles
 from phosd.engine.program.process import GpuProcess
 from phosd.engine.program.stopped import StoppedProcesses
-from phosd.engine.system import memory_mount, unsandboxed
+from phosd.engine.system import freezer, memory_mount, unsandboxed
+from phosd.engine.system.freezer import Freezer
 from phosd.engine.system.restarters import Restarters
 from phosd.engine.system.rlimit import allow_many_descriptors
 from phosd.units import human_bytes
@@ -59,6 +60,8 @@ class NodeConfig:
     """Host memory for images, which are written to the disk afterwards; 0: to the disk at once."""
     kept_files: KeptFiles = ()
     """Files that are saved with the programs of users, open or not."""
+    freezers: tuple[str, ...] = freezer.KINDS
+    """Which freezers of the kernel may freeze hollow programs, the first that can be had."""
 
     @property
     def memory_tier_dir(self) -> Path:
@@ -80,12 +83,14 @@ class Node:
         self._restarters = Restarters()
         self.suspended = Register(config.runtime_dir)
         self.stopped = StoppedProcesses(config.runtime_dir)
+        self.freezer = Freezer(config.runtime_dir, config.freezers)
         self.suspend_store = SuspendStore(
             self.store,
             self.suspended,
             config.runtime_dir,
             config.memory_dir,
             config.memory_tier_dir,
+            self.freezer,
         )
         self.staging = Staging(config.staging_limit)
         self.movers = Movers(

@@ -20,6 +20,7 @@ from phosd.engine.node.suspended import (
     Suspended,
 )
 from phosd.engine.system import memory_mount
+from phosd.engine.system.freezer import Freezer
 from phosd.engine.system.own_folders import is_own, own_folder
 from phosd.errors import Busy, NoSuchImage
 
@@ -67,11 +68,13 @@ class SuspendStore:
         runtime_dir: Path,
         memory_dir: Path | None,
         tier_dir: Path,
+        freezer: Freezer,
     ) -> None:
         self._images = images
         self._register = register
         self._memory_dir = memory_dir
         self._tier_dir = tier_dir
+        self._freezer = freezer
         name = hashlib.sha256(bytes(runtime_dir.resolve())).hexdigest()[:16]
         self._disk = images.state / "suspended" / name
         self._named = staging.MEMORY / f"phos-suspended-{name}"
@@ -148,9 +151,11 @@ class SuspendStore:
         return total + sum(_kept_bytes(shelf, owner, but) for shelf in shelves.values())
 
     def forget_the_dead(self) -> None:
-        """Remove the data of suspended programs that have ended."""
+        """Remove the data of suspended programs that have ended, and what froze them."""
         for each in self._register.all():
+            self._freezer.let_the_killed_end(each.pids)
             if not each.alive:
+                self._freezer.remove_left({each.image}.__contains__)
                 with contextlib.suppress(NoSuchImage, Busy):
                     self.shelf_of(each).delete(each.image)
                     _log.info("process %d ended while it was suspended", each.pid)

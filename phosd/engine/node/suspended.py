@@ -83,6 +83,11 @@ class Suspended(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """The pids of its GPU processes."""
         return {pid for pid, _ in self.processes}
 
+    @property
+    def roots(self) -> tuple[ProcessId, ...]:
+        """The processes that are known of it; all others are below these."""
+        return ProcessId(self.pid, self.start_time), *self.processes
+
 
 class _Head(msgspec.Struct):
     """The part of a file that every version writes."""

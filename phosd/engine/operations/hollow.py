@@ -25,6 +25,7 @@ from phosd.engine.operations.giving_back import giving_back
 from phosd.engine.operations.keepers import keepers
 from phosd.engine.operations.pinned_shelf import keep_pinned
 from phosd.engine.operations.restore.load import device_bytes
+from phosd.engine.operations.standing_still import freeze, thawing
 from phosd.engine.program import driver_checkpoint
 from phosd.errors import Busy, InvalidOption, Reason, Unsupported
 
@@ -35,24 +36,22 @@ def sink(
     """Suspend a hollow program wholly: the driver saves what is left of it on its GPUs. ``leave``:
     movers end there, unless they have other work. If anything fails, the program stays hollow.
     """
-    with node.claim(hollow.pids):
+    with node.claim(hollow.pids), thawing(node, hollow) as thaw:
         require_resumable(hollow, caller)
         require_host_memory(context_bytes() * len(hollow.processes))
         kept = keepers(node, hollow.gpus, progress)
         progress.check()
         progress.about_to_touch(affected_by(hollow, hollow.pids, {}))
         pids = sorted(hollow.pids)
-        form = node.suspend_store.format_for(
-            hollow.where, with_pids=bool(hollow.known), hollow=False
-        )
         with Undo() as undo:
             progress.phase("control", stopped=True)
+            thaw()  # threads of its processes do the driver's work
             point(Point.SUSPEND_CONTROL)
             reservation = Reservation(node.gpu_locks, kept, hollow.processes, progress)
             driver_checkpoint.stop(pids, reservation, undo)
             progress.phase("publish", stopped=True)
             point(Point.SUSPEND_PUBLISH)
-            suspended = msgspec.structs.replace(hollow, hollow=False, format=form)
+            suspended = sunk(node, hollow)
             undo.add(node.suspended.write, hollow)
             node.suspended.write(suspended)
             undo.forget()
@@ -64,6 +63,12 @@ def sink(
         return suspended
 
 
+def sunk(node: Node, hollow: Suspended) -> Suspended:
+    """Return the entry of a program that was hollow, and of which the driver has the rest now."""
+    form = node.suspend_store.format_for(hollow.where, with_pids=bool(hollow.known), hollow=False)
+    return msgspec.structs.replace(hollow, hollow=False, format=form)
+
+
 def rise(
     node: Node,
     suspended: Suspended,
@@ -73,9 +78,9 @@ def rise(
     *,
     back: bool,
 ) -> dict[int, int]:
-    """Let the driver bring back what it has of a program, which is hollow then. ``gpu``: where the
-    caller wants it; ``back``: the driver has nothing of it. Returns the GPUs that the contexts are
-    on, each with itself.
+    """Let the driver bring back what it has of a program, which is hollow, and frozen, then.
+    ``gpu``: where the caller wants it; ``back``: the driver has nothing of it. Returns the GPUs
+    that the contexts are on, each with itself.
     """
     if gpu:
         raise InvalidOption(
@@ -101,6 +106,7 @@ def rise(
     affected = affected_by(suspended, hooked(manifest), {})
     progress.about_to_touch(affected)
     with ExitStack() as job:
+        job.enter_context(node.freezer.made(suspended.image, suspended.pids))
         release = job.enter_context(rest_reserved(node, suspended, contexts, {}))
         progress.check()
         progress.phase("control")
@@ -108,8 +114,12 @@ def rise(
         with node.gpu_locks.locked(affected.gpus, progress):
             release()
             back_from_driver(node.stopped, suspended, {}, list_gpus())
-    hollow = msgspec.structs.replace(suspended, hollow=True, format=HOLLOW)
-    node.suspended.write(hollow)
+        with Undo() as undo:
+            undo.add(node.freezer.dissolve, suspended.image)
+            freeze(node, suspended.image, suspended.roots)
+            hollow = msgspec.structs.replace(suspended, hollow=True, format=HOLLOW)
+            node.suspended.write(hollow)
+            undo.forget()
     keep_pinned(node, hollow)
     progress.finish()
     return {gpu: gpu for gpu in suspended.gpus}

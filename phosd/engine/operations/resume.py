@@ -4,7 +4,7 @@ Every step first looks how far an earlier attempt came, so a resume that failed 
 repeated. The stored data stay until the program runs.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
@@ -26,16 +26,18 @@ from phosd.engine.operations.coming_back import (
     require_room,
     rest_reserved,
 )
-from phosd.engine.operations.hollow import rise
+from phosd.engine.operations.hollow import rise, sunk
 from phosd.engine.operations.move_checks import require_seen
 from phosd.engine.operations.permissions import ROOT
 from phosd.engine.operations.pinned_shelf import forget_removed
 from phosd.engine.operations.restore.load import LoadedMemory, device_bytes, loaded
+from phosd.engine.operations.standing_still import thawing
 from phosd.engine.program import driver_checkpoint
 from phosd.engine.program.process import placed
 from phosd.engine.recovery.guarded import kept_for
 from phosd.engine.recovery.rescue import free
-from phosd.errors import Internal, InvalidOption, PhosError, Reason, Unsupported
+from phosd.engine.system.freezer import frozen_for
+from phosd.errors import Busy, Internal, InvalidOption, PhosError, Reason, Unsupported
 
 
 class ResumeChoices(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -66,25 +68,24 @@ def resume(node: Node, pid: int, options: ResumeOptions, progress: Progress) -> 
     with ExitStack() as after, ExitStack() as job:
         suspended = node.suspended.of(pid)
         after.enter_context(_death_explained(suspended))
-        job.enter_context(node.claim(suspended.pids))
-        require_resumable(suspended, options.caller)
+        thaw = _claimed(node, job, suspended, options.caller)
         if not options.gpu:  # most of its start goes by while the image is opened
             node.movers.begin(suspended.gpus)
         image = job.enter_context(node.suspend_store.shelf_of(suspended).open(suspended.image))
         manifest = image.manifest = _with_pids(image.manifest, suspended)
-        further = _driver_is_done(node, suspended)
+        suspended, further = _as_the_driver_says(node, suspended)
         if options.hollow:
-            return rise(node, suspended, manifest, options.gpu, progress, back=further)
+            return _risen(node, suspended, manifest, options.gpu, progress, back=further)
         connected = job.enter_context(ExitStack())
-        links = _connected(node, manifest, connected) if further else []
+        links = _awake(node, suspended, manifest, connected) if further else []
         if further and _begun(node, suspended, links):
             connected.close()
-            moves = _end_begun(node, suspended, manifest, progress)
+            moves = _end_begun(node, suspended, manifest, progress, thaw)
             after.callback(_delete, node, suspended)
             return moves
         gpus = _gpus_as_before(manifest)
         chosen = _moves(options.gpu, suspended, gpus) if options.gpu else {}
-        moves = _with_earlier_moves(node, suspended, manifest, chosen, links)
+        moves = _with_earlier_moves(node, suspended, manifest, chosen, links, back=further)
         blocks, needs = _roomy(node, suspended, manifest, moves, further=further)
         affected = affected_by(suspended, hooked(manifest), moves)
         progress.about_to_touch(affected)
@@ -101,6 +102,7 @@ def resume(node: Node, pid: int, options: ResumeOptions, progress: Progress) -> 
         point(Point.RESUME_CONTROL)
         with node.gpu_locks.locked(affected.gpus, progress):
             release()
+            thaw()  # from here on the driver and the hooks need its threads
             if not further:
                 progress.about_to_touch(replace(affected, moves=moves))
                 back_from_driver(node.stopped, suspended, moves, gpus)
@@ -131,6 +133,24 @@ def _now(suspended: Suspended, moves: Mapping[int, int]) -> dict[int, int]:
 def _delete(node: Node, resumed: Suspended) -> None:
     node.suspend_store.shelf_of(resumed).delete(resumed.image)
     forget_removed(node, resumed)
+
+
+def _claimed(node: Node, job: ExitStack, suspended: Suspended, caller: int) -> Callable[[], None]:
+    """Claim the program for the job, if ``caller`` may resume it. Returns what thaws it."""
+    job.enter_context(node.claim(suspended.pids))
+    require_resumable(suspended, caller)
+    return job.enter_context(thawing(node, suspended))
+
+
+def _as_the_driver_says(node: Node, suspended: Suspended) -> tuple[Suspended, bool]:
+    """Return the program's entry, and :func:`_driver_is_done`: who is still hollow by the entry,
+    and not by the driver, is so no more. A job that was to suspend it wholly was killed.
+    """
+    back = _driver_is_done(node, suspended)
+    if suspended.hollow and not back:
+        suspended = sunk(node, suspended)
+        node.suspended.write(suspended)
+    return suspended, back
 
 
 def _with_pids(manifest: Manifest, suspended: Suspended) -> Manifest:
@@ -186,13 +206,15 @@ def _with_earlier_moves(
     manifest: Manifest,
     chosen: Mapping[int, int],
     links: Sequence[HookLink],
+    *,
+    back: bool,
 ) -> dict[int, int]:
-    """Return the ``chosen`` moves, and those that an earlier attempt made, which count. ``links``
-    are there if the driver has nothing of the program. Raises :class:`Unsupported` if a hollow one
-    is then to come to GPUs where its contexts are not.
+    """Return the ``chosen`` moves, and those that an earlier attempt made, which count, by the
+    ``links`` to its hooks, if there are some. Raises :class:`Unsupported` if a hollow program of
+    which the driver has nothing (``back``) is to come to GPUs where its contexts are not.
     """
     before = _places(manifest, links) if links else _moved_before(node, suspended, manifest)
-    for old, new in chosen.items() if suspended.hollow and links else ():
+    for old, new in chosen.items() if suspended.hollow and back else ():
         if (now := before.get(old, old)) != new:
             raise Unsupported(
                 f"the contexts of process {suspended.pid} are on GPU {now}, where alone it can be "
@@ -237,7 +259,11 @@ def _needs(
 def _moved_before(node: Node, suspended: Suspended, manifest: Manifest) -> dict[int, int]:
     """Return the GPU moves of processes that the driver restored in an earlier attempt, but for
     those that are stopped: nothing of theirs is parked that would have to follow.
+
+    A program that is frozen became hollow where it was.
     """
+    if _is_frozen(suspended):
+        return {}
     stopped = {each.pid for each in node.stopped.of(suspended.pids)}
     awake = {
         p
@@ -263,8 +289,40 @@ def _places(manifest: Manifest, links: Iterable[HookLink]) -> dict[int, int]:
     return moves
 
 
+def _risen(
+    node: Node,
+    suspended: Suspended,
+    manifest: Manifest,
+    gpu: str,
+    progress: Progress,
+    *,
+    back: bool,
+) -> dict[int, int]:
+    """Return what :func:`rise` does. Raises :class:`Busy` if an earlier attempt has brought some of
+    the program to other GPUs, where the rest must come, too.
+    """
+    if moves := _away(_moved_before(node, suspended, manifest)):
+        raise Busy(
+            f"some of the program of process {suspended.pid} is on GPU {min(moves.values())} by an "
+            "earlier resumption, which has not ended",
+            hint=f"`phos resume {suspended.pid}` first",
+        )
+    return rise(node, suspended, manifest, gpu, progress, back=back)
+
+
+def _is_frozen(suspended: Suspended) -> bool:
+    return any(frozen_for(pid) == suspended.image for pid in suspended.pids)
+
+
 def _away(moves: Mapping[int, int]) -> dict[int, int]:
     return {old: new for old, new in moves.items() if old != new}
+
+
+def _awake(
+    node: Node, suspended: Suspended, manifest: Manifest, job: ExitStack
+) -> list[HookLink]:
+    """Return what :func:`_connected` does, and nothing of a program that is frozen."""
+    return [] if _is_frozen(suspended) else _connected(node, manifest, job)
 
 
 def _connected(node: Node, manifest: Manifest, job: ExitStack) -> list[HookLink]:
@@ -336,16 +394,23 @@ def _begun(node: Node, suspended: Suspended, links: Iterable[HookLink]) -> bool:
     """
     if kept_for(suspended.processes, node.config.runtime_dir):
         return True
+    if _is_frozen(suspended):
+        return False
     return all(link.hello().state is not HookState.PARKED for link in links)
 
 
 def _end_begun(
-    node: Node, suspended: Suspended, manifest: Manifest, progress: Progress
+    node: Node,
+    suspended: Suspended,
+    manifest: Manifest,
+    progress: Progress,
+    thaw: Callable[[], None],
 ) -> dict[int, int]:
     """Give the hooks the rest of the memory that an earlier attempt loaded. Returns GPU moves."""
     moves = _away(_moved_before(node, suspended, manifest))
     progress.about_to_touch(affected_by(suspended, hooked(manifest), moves))
     progress.phase("map")
+    thaw()
     account = free(suspended.processes, node.config.runtime_dir)
     if account.failures:
         raise next(iter(account.failures.values()))

@@ -42,6 +42,7 @@ from phosd.engine.operations.permissions import ROOT
 from phosd.engine.operations.pinned_shelf import keep_pinned
 from phosd.engine.operations.safe_points import SafePointChoices, SafePoints
 from phosd.engine.operations.shelves import PLACES, place_for, room_on, taken_by
+from phosd.engine.operations.standing_still import freeze
 from phosd.engine.operations.suspended_records import entry_of, manifest_of
 from phosd.engine.program import driver_checkpoint
 from phosd.engine.program.discovery import discover_group
@@ -63,7 +64,7 @@ class SuspendChoices(SafePointChoices, frozen=True, forbid_unknown_fields=True):
     ``where``: ``memory``, ``disk``, or ``auto``: memory if it has room. ``deadline``: the seconds
     within which the program must reach the gate and its work must end. ``thaw``: a Slurm step
     that is frozen meanwhile is thawed, and stays so: whoever asks for it stops the program.
-    ``hollow``: its contexts stay on the GPUs, so that it is resumed sooner.
+    ``hollow``: its contexts stay on the GPUs, so that it is resumed sooner; it is frozen meanwhile.
     """
 
     where: Where = "auto"
@@ -97,11 +98,11 @@ def suspend(node: Node, pid: int, options: SuspendOptions, progress: Progress) -
     _require_place(options.where)
     progress.phase("prepare")
     known = node.suspended.find(pid)
-    if known is not None and known.hollow and not options.hollow:
-        return sink(node, known, options.caller, progress, leave=options.leave)
     with ExitStack() as job:
         if options.thaw:
             job.enter_context(kept_thawed(pid))
+        if known is not None and known.hollow and not (options.hollow or options.by_runtime):
+            return sink(node, known, options.caller, progress, leave=options.leave)
         check = claimed(node, job, options.caller)
         group = job.enter_context(discover_group(pid, node.config.runtime_dir, check))
         if options.by_runtime:
@@ -115,6 +116,8 @@ def suspend(node: Node, pid: int, options: SuspendOptions, progress: Progress) -
         kept = () if options.hollow else keepers(node, needs, progress)
         size = bytes_to_store(node, group) if parks else 0
         where, shelf, writer = _begin(node, job, group.owner, options, size, contexts)
+        if options.hollow:
+            job.enter_context(node.freezer.made(writer.id, group.living))
         progress.check()
         progress.about_to_touch(group.affected)
         job.enter_context(explain_death(group, "suspension"))
@@ -137,6 +140,9 @@ def suspend(node: Node, pid: int, options: SuspendOptions, progress: Progress) -
             )
             writer.publish(manifest)
             undo.add(shelf.delete, manifest.id)
+            if options.hollow:
+                undo.add(node.freezer.dissolve, manifest.id)
+                freeze(node, manifest.id, group.living.values())
             suspended = suspension.recorded(manifest, where, needs)
             movers = memory.movers()
             if options.by_runtime:

@@ -13,6 +13,7 @@ from phosd.engine.program.group import TIMEOUT, CheckpointGroup
 from phosd.engine.program.stopped import StoppedProcesses
 from phosd.engine.program.tree import ProcessTree, scan
 from phosd.engine.system import procfs
+from phosd.engine.system.freezer import frozen_for
 from phosd.engine.system.kcmp import same_file
 from phosd.engine.system.unkillable_reads import ABANDONABLE_THREADS, owner
 from phosd.errors import Busy, NoSuchProcess, PhosError, Reason, Unsupported
@@ -85,7 +86,7 @@ def _other_sharers(group: CheckpointGroup, borrowed: contextlib.ExitStack) -> di
                 f"process {pid}, which may share device memory with it, cannot be looked at",
                 hint="see what it, or the file system that it uses, waits for",
             )
-        if not seen.get(pid):
+        if not seen.get(pid) or frozen_for(pid):  # one that is frozen is parked, as below
             continue
         try:
             with HookLink(pid, group.runtime_dir, TIMEOUT) as other:

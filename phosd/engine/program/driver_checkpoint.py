@@ -20,6 +20,7 @@ from phosd.engine.job.rollback import Undo
 from phosd.engine.memory.reservation import Reservation
 from phosd.engine.system import device_nodes, procfs, stopped_state
 from phosd.engine.system.cuda import call, driver, gpu_uuid
+from phosd.engine.system.freezer import frozen_for
 from phosd.engine.system.procfs import ProcessId
 from phosd.engine.system.unkillable_reads import at_once
 from phosd.errors import Busy, Internal, NoSuchProcess, PhosError, Timeout
@@ -56,7 +57,12 @@ class State(enum.Enum):
 
 
 def state(pid: int) -> State | None:
-    """Return the driver's state of ``pid``; None if it is no CUDA process, or is ending."""
+    """Return the driver's state of ``pid``; None if it is no CUDA process, or is ending.
+
+    A process that phosd has frozen is not asked: its program is hollow, so the driver has nothing.
+    """
+    if frozen_for(pid):
+        return State.RUNNING
     if stopped_state.stands_still(pid):
         return None if procfs.process_id(pid) is None else State.UNKNOWN
     bindings = driver()

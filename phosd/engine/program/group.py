@@ -83,6 +83,11 @@ class CheckpointGroup:
         return [p.pid for tree in self.trees for p in tree]
 
     @property
+    def living(self) -> dict[int, ProcessId]:
+        """All processes that lived when they were found, by pid."""
+        return {p.pid: p.id for tree in self.trees for p in tree.living}
+
+    @property
     def owner(self) -> int:
         """The user who owns what is saved of the group: root, if it has processes of several users.
         Nobody else may have what all of them had in memory.

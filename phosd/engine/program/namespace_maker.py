@@ -14,6 +14,7 @@ from typing import Any, Self
 from phosd.engine.hook_client.places import hooks_folder, namespaces_folder
 from phosd.engine.program.name import CLONES_KEEPER
 from phosd.engine.system import pid_namespaces, procfs
+from phosd.engine.system.freezer import thaw_killed
 from phosd.engine.system.pid_namespaces import PidNamespace
 from phosd.errors import Internal
 
@@ -136,8 +137,10 @@ def end(namespace: PidNamespace) -> None:
         stack.callback(os.close, held)
         if not namespace.lives:
             return
+        members = namespace.members().values()
         with contextlib.suppress(ProcessLookupError):  # it ends with the last process in it
             signal.pidfd_send_signal(held, signal.SIGKILL)
+        thaw_killed(members)
         poller = select.poll()
         poller.register(held, select.POLLIN)
         poller.poll(_ENDING_MS)

@@ -20,6 +20,7 @@ from phosd.engine.program.stopped import StoppedProcesses
 from phosd.engine.program.within import pod_or_job, within
 from phosd.engine.system import procfs
 from phosd.engine.system.containers import Container, container_of
+from phosd.engine.system.freezer import frozen_for
 from phosd.engine.system.procfs import ProcessId
 from phosd.engine.system.restarters import Restarters
 from phosd.engine.system.slurm_steps import SlurmStep, step_of
@@ -271,6 +272,9 @@ def describe(
     if stat is None or state is None:
         return None
     process = ProcessId(pid, stat.start_time)
+    if frozen_for(pid):  # with all others of its program, of which not all use a GPU
+        known = before is not None or _hook_has_begun(pid)
+        return _described(process, "hooked", "phosd has frozen it", state.name) if known else None
     if state is driver_checkpoint.State.UNKNOWN:
         why = "the driver does not tell its state (see phosd's log)"
         return _described(process, "unsupported", why, state.name)

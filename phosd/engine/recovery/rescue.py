@@ -22,6 +22,7 @@ from phosd.engine.recovery.guarded import GuardingMovers, left_parked
 from phosd.engine.recovery.hollow import rests
 from phosd.engine.recovery.overdue import overdue
 from phosd.engine.system import procfs
+from phosd.engine.system.freezer import Freezer
 from phosd.engine.system.instance_lock import alone, in_use
 from phosd.engine.system.procfs import ProcessId
 from phosd.engine.system.unkillable_reads import at_once
@@ -40,6 +41,7 @@ def free(processes: Collection[ProcessId], runtime_dir: Path) -> Account:
     account = Account()
     alive = [each for each in processes if procfs.process_id(each.pid) == each]
     pids = ", ".join(str(pid) for pid, _ in alive)
+    Freezer(runtime_dir).release({pid for pid, _ in alive})
     with GuardingMovers(runtime_dir) as movers:
         with overdue(f"waiting for CRIU to let go of {pids}"):
             wait_for_dumps(alive, account)

@@ -21,7 +21,7 @@ from phosd.engine.program import driver_checkpoint, namespace_maker
 from phosd.engine.program.driver_checkpoint import State
 from phosd.engine.recovery.account import Account
 from phosd.engine.recovery.guarded import left_parked, let_rest
-from phosd.engine.recovery.hollow import rests
+from phosd.engine.recovery.hollow import rests, stand_still
 from phosd.engine.recovery.overdue import overdue
 from phosd.engine.recovery.rescue import free
 from phosd.engine.system import pid_namespaces
@@ -47,9 +47,14 @@ def settle(node: Node, interrupted: Collection[InterruptedJob]) -> dict[int, str
         for each in job.affected.processes
         if each.start_time is not None
     }
+    suspended = node.suspended.images()
+    with overdue("thawing what is not suspended"):
+        node.freezer.remove_left(lambda image: image not in suspended)
     with overdue("waiting for suspended programs to tell their state"):
         asleep, silent, woken = _suspended(node)
     let_rest({process for each in asleep for process in each.processes}, node.config.runtime_dir)
+    for each in asleep:
+        stand_still(node, each)
     rest = {process for each in (*asleep, *silent) for process in each.processes}
     waking = {process for each in woken for process in each.processes}
     left = left_parked(node.config.runtime_dir) | {each.id for each in node.stopped.living()}

@@ -13,6 +13,7 @@ from phosd.engine.program.stopped import StoppedProcesses
 from phosd.engine.recovery.hollow import rests
 from phosd.engine.recovery.rescue import worked_on
 from phosd.engine.system import pid_namespaces, procfs
+from phosd.engine.system.freezer import frozen_for
 from phosd.engine.system.instance_lock import in_use
 from phosd.engine.system.procfs import ProcessId
 from phosd.engine.system.unkillable_reads import ABANDONABLE_THREADS, owner
@@ -45,6 +46,7 @@ def stranded(runtime_dir: Path) -> list[Stranded]:
     busy = worked_on(runtime_dir) if ours and in_use(runtime_dir) else {}
     programs = Register(runtime_dir).living() if ours else []
     suspended = {pid for each in programs for pid in each.pids}
+    images = {each.image for each in programs}
     hollow = [each for each in programs if each.hollow and not each.pids & busy.keys()]
     resting = {pid for each in hollow if rests(each, runtime_dir) for pid in each.pids}
     stopped = StoppedProcesses(runtime_dir).living() if ours else []
@@ -61,6 +63,10 @@ def stranded(runtime_dir: Path) -> list[Stranded]:
             continue
         known = procfs.process_id(pid)
         hooked = place == runtime_dir
+        if image := frozen_for(pid):
+            if known is not None and ours and hooked and image not in images:
+                found.append(Stranded(*known, "frozen by phosd for a job that did not end"))
+            continue
         why = _why_stranded(pid, state, runtime_dir, hooked=hooked) if known is not None else ""
         if known is not None and why:
             found.append(Stranded(*known, why))

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from phosd.engine.system import cgroups, procfs
+from phosd.engine.system.freezer import frozen_for
 from phosd.engine.system.procfs import ProcessId
 from phosd.errors import Busy
 
@@ -77,6 +78,8 @@ def _why_still(pid: int) -> tuple[str, str] | None:
     if stands_still(pid):
         way_out = f"let it go on (`kill -CONT {pid}`, or detach the debugger)"
         return "is stopped, by a signal or a debugger", way_out
+    if frozen_for(pid):
+        return "is frozen by phosd, as part of a hollow program", f"`phos resume {pid}`"
     for _, path in cgroups.freezers(pid):
         return (
             f"is frozen, with its cgroup {path}",

@@ -10,7 +10,7 @@ from phosd.engine.node.gpus import GpuInfo
 from phosd.engine.node.placement import find
 from phosd.engine.operations.evacuate import EvacuationOutcome, GpuCapacity, GpuUser, Step, plan
 from phosd.engine.program.process import GpuProcess
-from phosd.engine.system import cgroups
+from phosd.engine.system.freezer import frozen_by_others
 from phosd.engine.system.slurm_steps import kept_thawed
 from phosd.errors import Busy, InvalidOption, PhosError
 from phosd.service.api.destination import named_in, require_destination
@@ -289,7 +289,7 @@ def _require_thawed(pid: int) -> None:
     """Raise :class:`Busy` if a process is frozen already: then it was not Slurm that freezes it
     while it is suspended, and it is not for its user to thaw it.
     """
-    for _, path in cgroups.freezers(pid):
+    if path := frozen_by_others(pid):
         raise Busy(
             f"process {pid} is frozen, with its cgroup {path}",
             hint="ask before it is frozen, or thaw it (`scontrol resume`), and try again",

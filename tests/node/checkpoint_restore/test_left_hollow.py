@@ -24,6 +24,7 @@ from phosd.engine.program.namespace_maker import end
 from phosd.engine.recovery.guarded import left_parked
 from phosd.engine.recovery.startup import settle
 from phosd.engine.system import memory_mount, pid_namespaces, procfs
+from phosd.engine.system.freezer import frozen_for
 from phosd.errors import OutOfSpace, Unsupported
 from tests.node.checkpoint_restore.conftest import Starter
 from tests.node.checkpoint_restore.cycle import AFTER, Undisturbed, check, computes_right
@@ -92,6 +93,7 @@ def test_a_resume_starts_it(
     assert driver_checkpoint.state(target.pid) is State.RUNNING
     (entry,) = node.suspended.living()
     assert entry.hollow and entry.where == "memory" and entry.pid == target.pid
+    assert frozen_for(target.pid) == entry.image
     assert node.suspend_store.taken(entry.owner) == (entry.stored_bytes if durable else 0)
     assert not left_parked(node.config.runtime_dir)
     packs = node.suspend_store.shelf("memory").disk.packs

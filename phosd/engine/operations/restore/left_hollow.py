@@ -25,6 +25,7 @@ from phosd.engine.node.suspended import HOLLOW, Suspended
 from phosd.engine.operations.admission import DiskLimits
 from phosd.engine.operations.pinned_shelf import keep_pinned
 from phosd.engine.operations.shelves import PLACES, room_on, taken_by
+from phosd.engine.operations.standing_still import freeze
 from phosd.engine.system import procfs
 from phosd.engine.system.procfs import ProcessId
 from phosd.errors import Internal, NotAuthorized, OutOfSpace, Reason, Unsupported
@@ -99,6 +100,8 @@ class Shelved:
             format=HOLLOW,
             hollow=True,
         )
+        undo.add(self.node.freezer.dissolve, ours.id)
+        freeze(self.node, ours.id, [*suspended.roots, *ids.values()])
         undo.add(self.node.suspended.remove, suspended)
         self.node.suspended.write(suspended)
         point(Point.RESTORE_OPEN)
@@ -155,6 +158,8 @@ def shelved(
 
     with ExitStack() as job:
         where, writer = _begun(node, image, limits, job)
+        # Where none can be made for phosd itself, none could be in the end for the program.
+        job.enter_context(node.freezer.made(writer.id, [os.getpid()]))
         blocks = bring(image, writer, copied, link=True)
         yield Shelved(node, where, writer, blocks, moves, needs)
 
