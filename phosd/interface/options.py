@@ -291,8 +291,7 @@ class PoolOptions(TypedDict, total=False):
     """Options of a pool."""
 
     hollow: Annotated[
-        int,
-        Said("How many programs wait, hollow, to be started.", otherwise="1, or as before"),
+        int, Said("How many programs wait, hollow, to be started.", otherwise="1, or as before")
     ]
     max: Annotated[
         int,

@@ -4,7 +4,7 @@ Every step first looks how far an earlier attempt came, so a resume that failed 
 repeated. The stored data stay until the program runs.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
@@ -14,30 +14,34 @@ from phosd.engine.faults import Point, point
 from phosd.engine.hook_client.link import HookLink, HookState, reach
 from phosd.engine.image.manifest import Manifest
 from phosd.engine.job.progress import Progress
-from phosd.engine.node.gpus import GpuInfo, list_gpus
 from phosd.engine.node.node import Node
-from phosd.engine.node.placement import parse_moves, require_fit
 from phosd.engine.node.suspended import Suspended
 from phosd.engine.operations.coming_back import (
     affected_by,
     back_from_driver,
     hooked,
     require_resumable,
-    require_room,
     rest_reserved,
 )
 from phosd.engine.operations.hollow import rise, sunk
-from phosd.engine.operations.move_checks import require_seen
 from phosd.engine.operations.permissions import ROOT
 from phosd.engine.operations.pinned_shelf import forget_removed
-from phosd.engine.operations.restore.load import LoadedMemory, device_bytes, loaded
+from phosd.engine.operations.places_back import (
+    away,
+    chosen_moves,
+    gpus_as_before,
+    is_frozen,
+    moved_before,
+    now_on,
+    roomy,
+    with_earlier_moves,
+)
+from phosd.engine.operations.restore.load import LoadedMemory, loaded
 from phosd.engine.operations.standing_still import thawing
 from phosd.engine.program import driver_checkpoint
-from phosd.engine.program.process import placed
 from phosd.engine.recovery.guarded import kept_for
 from phosd.engine.recovery.rescue import free
-from phosd.engine.system.freezer import frozen_for
-from phosd.errors import Busy, Internal, InvalidOption, PhosError, Reason, Unsupported
+from phosd.errors import Busy, Internal, PhosError, Reason, Unsupported
 
 
 class ResumeChoices(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -83,10 +87,10 @@ def resume(node: Node, pid: int, options: ResumeOptions, progress: Progress) -> 
             moves = _end_begun(node, suspended, manifest, progress, thaw)
             after.callback(_delete, node, suspended)
             return moves
-        gpus = _gpus_as_before(manifest)
-        chosen = _moves(options.gpu, suspended, gpus) if options.gpu else {}
-        moves = _with_earlier_moves(node, suspended, manifest, chosen, links, back=further)
-        blocks, needs = _roomy(node, suspended, manifest, moves, further=further)
+        gpus = gpus_as_before(manifest)
+        chosen = chosen_moves(options.gpu, suspended, gpus) if options.gpu else {}
+        moves = with_earlier_moves(node, suspended, manifest, chosen, links, back=further)
+        blocks, needs = roomy(node, suspended, manifest, moves, further=further)
         affected = affected_by(suspended, hooked(manifest), moves)
         progress.about_to_touch(affected)
         progress.phase("load", bytes_total=manifest.device_bytes)
@@ -122,12 +126,7 @@ def resume(node: Node, pid: int, options: ResumeOptions, progress: Progress) -> 
         _open(links)
         progress.phase("release")
     progress.finish()
-    return _now(suspended, moves)
-
-
-def _now(suspended: Suspended, moves: Mapping[int, int]) -> dict[int, int]:
-    """Return the GPU that the program has now, by each that it had."""
-    return {gpu: moves.get(gpu, gpu) for gpu in suspended.gpus}
+    return now_on(suspended, moves)
 
 
 def _delete(node: Node, resumed: Suspended) -> None:
@@ -177,118 +176,6 @@ def _death_explained(suspended: Suspended) -> Iterator[None]:
         raise
 
 
-def _gpus_as_before(manifest: Manifest) -> list[GpuInfo]:
-    """Return the GPUs here. Raises :class:`InvalidOption` unless those that the program had are
-    numbered as they were.
-    """
-    gpus = list_gpus()
-    known = {gpu.ordinal: gpu.uuid for gpu in gpus}
-    for gpu in manifest.gpus:
-        if known.get(gpu.ordinal) != gpu.uuid:
-            raise InvalidOption(
-                f"GPU {gpu.ordinal} is not {gpu.uuid} any more, which the program had",
-                hint="bring the GPUs back into their order",
-            )
-    return gpus
-
-
-def _moves(text: str, suspended: Suspended, gpus: Sequence[GpuInfo]) -> dict[int, int]:
-    """Return the GPUs to move to, by the GPUs that they replace."""
-    moves = parse_moves(text, suspended.gpus, gpus, may_stay=True)
-    require_fit(moves, gpus)
-    require_seen(suspended.pids, moves)
-    return moves
-
-
-def _with_earlier_moves(
-    node: Node,
-    suspended: Suspended,
-    manifest: Manifest,
-    chosen: Mapping[int, int],
-    links: Sequence[HookLink],
-    *,
-    back: bool,
-) -> dict[int, int]:
-    """Return the ``chosen`` moves, and those that an earlier attempt made, which count, by the
-    ``links`` to its hooks, if there are some. Raises :class:`Unsupported` if a hollow program of
-    which the driver has nothing (``back``) is to come to GPUs where its contexts are not.
-    """
-    before = _places(manifest, links) if links else _moved_before(node, suspended, manifest)
-    for old, new in chosen.items() if suspended.hollow and back else ():
-        if (now := before.get(old, old)) != new:
-            raise Unsupported(
-                f"the contexts of process {suspended.pid} are on GPU {now}, where alone it can be "
-                "resumed",
-                hint=f"`phos suspend {suspended.pid}` takes them off, too; then resume it on GPU "
-                f"{new}",
-                reason=Reason.PROCESS_STATE,
-            )
-    return _away({**chosen, **before})
-
-
-def _roomy(
-    node: Node,
-    suspended: Suspended,
-    manifest: Manifest,
-    moves: Mapping[int, int],
-    *,
-    further: bool,
-) -> tuple[dict[int, int], dict[int, int]]:
-    """Return the bytes of blocks, and all that the driver needs, on each GPU; see that there is
-    room.
-    """
-    blocks = device_bytes(manifest, moves)
-    needs = blocks if further else _needs(suspended, blocks, moves)
-    node.movers.begin(needs)
-    require_room(node, suspended, manifest, needs, moves)
-    return blocks, needs
-
-
-def _needs(
-    suspended: Suspended, blocks: Mapping[int, int], moves: Mapping[int, int]
-) -> dict[int, int]:
-    """Return the bytes that each GPU needs: those of the ``blocks``, or what the program had, of
-    which the driver has a part. A GPU may need more than when the program was suspended.
-    """
-    needs = dict(blocks)
-    for gpu, size in suspended.device_bytes.items():
-        needs[moves.get(gpu, gpu)] = max(size, blocks.get(moves.get(gpu, gpu), 0))
-    return needs
-
-
-def _moved_before(node: Node, suspended: Suspended, manifest: Manifest) -> dict[int, int]:
-    """Return the GPU moves of processes that the driver restored in an earlier attempt, but for
-    those that are stopped: nothing of theirs is parked that would have to follow.
-
-    A program that is frozen became hollow where it was.
-    """
-    if _is_frozen(suspended):
-        return {}
-    stopped = {each.pid for each in node.stopped.of(suspended.pids)}
-    awake = {
-        p
-        for p in suspended.pids - stopped
-        if driver_checkpoint.state(p) is not driver_checkpoint.State.CHECKPOINTED
-    }
-    driver_checkpoint.require_running(awake)
-    parked = {process.pid for process in manifest.processes if process.parked}
-    with ExitStack() as opened:
-        runtime_dir = node.config.runtime_dir
-        links = [opened.enter_context(reach(pid, runtime_dir)) for pid in awake & parked]
-        return _places(manifest, links)
-
-
-def _places(manifest: Manifest, links: Iterable[HookLink]) -> dict[int, int]:
-    """Return the GPU on which the memory of these processes belongs now, by that of the image."""
-    moves = {}
-    for link in links:
-        places = {block.id: gpu for block, gpu in placed(link.hello(), link.list_blocks())}
-        for block in manifest.blocks:
-            if manifest.processes[block.process].pid == link.pid and block.id in places:
-                moves[block.gpu] = places[block.id]
-    return moves
-
-
 def _risen(
     node: Node,
     suspended: Suspended,
@@ -301,7 +188,7 @@ def _risen(
     """Return what :func:`rise` does. Raises :class:`Busy` if an earlier attempt has brought some of
     the program to other GPUs, where the rest must come, too.
     """
-    if moves := _away(_moved_before(node, suspended, manifest)):
+    if moves := away(moved_before(node, suspended, manifest)):
         raise Busy(
             f"some of the program of process {suspended.pid} is on GPU {min(moves.values())} by an "
             "earlier resumption, which has not ended",
@@ -310,19 +197,9 @@ def _risen(
     return rise(node, suspended, manifest, gpu, progress, back=back)
 
 
-def _is_frozen(suspended: Suspended) -> bool:
-    return any(frozen_for(pid) == suspended.image for pid in suspended.pids)
-
-
-def _away(moves: Mapping[int, int]) -> dict[int, int]:
-    return {old: new for old, new in moves.items() if old != new}
-
-
-def _awake(
-    node: Node, suspended: Suspended, manifest: Manifest, job: ExitStack
-) -> list[HookLink]:
+def _awake(node: Node, suspended: Suspended, manifest: Manifest, job: ExitStack) -> list[HookLink]:
     """Return what :func:`_connected` does, and nothing of a program that is frozen."""
-    return [] if _is_frozen(suspended) else _connected(node, manifest, job)
+    return [] if is_frozen(suspended) else _connected(node, manifest, job)
 
 
 def _connected(node: Node, manifest: Manifest, job: ExitStack) -> list[HookLink]:
@@ -394,7 +271,7 @@ def _begun(node: Node, suspended: Suspended, links: Iterable[HookLink]) -> bool:
     """
     if kept_for(suspended.processes, node.config.runtime_dir):
         return True
-    if _is_frozen(suspended):
+    if is_frozen(suspended):
         return False
     return all(link.hello().state is not HookState.PARKED for link in links)
 
@@ -407,7 +284,7 @@ def _end_begun(
     thaw: Callable[[], None],
 ) -> dict[int, int]:
     """Give the hooks the rest of the memory that an earlier attempt loaded. Returns GPU moves."""
-    moves = _away(_moved_before(node, suspended, manifest))
+    moves = away(moved_before(node, suspended, manifest))
     progress.about_to_touch(affected_by(suspended, hooked(manifest), moves))
     progress.phase("map")
     thaw()
@@ -416,4 +293,4 @@ def _end_begun(
         raise next(iter(account.failures.values()))
     node.suspended.remove(suspended)
     progress.finish()
-    return _now(suspended, moves)
+    return now_on(suspended, moves)

@@ -136,7 +136,7 @@ def test_a_suspension(
     undisturbed: Undisturbed,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(suspend_module, "_room", lambda *_: ROOM)
+    monkeypatch.setattr(suspend_module, "room_on", lambda *_: ROOM)
     options = SuspendOptions(where=where)
     assert suspend(node, target.pid, options, Progress()).stored_bytes < ROOM
     resume(node, target.pid, ResumeOptions(), Progress())

@@ -104,7 +104,7 @@ def test_its_threads_stand_still(
         cgroups.set_frozen(homes[0], frozen=False)
 
         with monkeypatch.context() as patch:
-            patch.setattr(resumption, "back_from_driver", _fails_once_it_goes_on(place))
+            patch.setattr(resumption, "_connected", _fails_once_it_goes_on(place))
             with pytest.raises(Busy, match="the driver is busy"):
                 resume(node, target.pid, ResumeOptions(), Progress())
         assert stands(place) and node.suspended.all() == [entry]

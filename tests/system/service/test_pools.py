@@ -1,0 +1,95 @@
+"""The real daemon and engine: pools of programs that are started in a moment."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from phosd.engine.program.namespace_maker import end
+from phosd.engine.system import memory_mount, pid_namespaces, procfs
+from tests.node.checkpoint_restore.conftest import place, undisturbed
+from tests.node.checkpoint_restore.cycle import AFTER, Undisturbed
+from tests.support.harness import Target, parse, start, wait_until
+from tests.system.service.test_end_to_end import phos, phos_ended, phosd
+
+__all__ = ["place", "undisturbed"]
+
+
+@pytest.fixture
+def target(place: Path) -> Iterator[Target]:
+    """A program of which images are made, and of which nothing is left afterwards."""
+    found = start("single", place, runtime=place / "run")
+    found.wait_for_steps(3)
+    yield found
+    found.kill()
+    for left in pid_namespaces.living(place / "run"):
+        end(left)
+    while (place / "run/memory").is_mount():
+        assert memory_mount.unmount(place / "run/memory") == ""
+
+
+def pool(bus: str, folder: Path, name: str = "chat") -> dict[str, Any]:
+    (row,) = [row for row in phos(bus, folder, "pool") if row["name"] == name]
+    return row
+
+
+def wait_for(bus: str, folder: Path, **state: object) -> None:
+    def there() -> bool:
+        found = pool(bus, folder)
+        return all(found[key] == value for key, value in state.items())
+
+    wait_until(there, f"a pool with {state}")
+
+
+def computes_on(log: Path, undisturbed: Undisturbed) -> None:
+    """A clone goes on, and has computed what is right."""
+    before = len(parse(log.read_bytes()))
+    wait_until(lambda: len(parse(log.read_bytes())) >= before + AFTER, f"steps in {log.name}")
+    values = parse(log.read_bytes())
+    right = undisturbed("single", max(values) + 1)
+    assert values == {step: right[step] for step in range(len(values))}
+
+
+def test_one_is_started_and_the_next_is_made(
+    bus: str, place: Path, target: Target, undisturbed: Undisturbed
+) -> None:
+    """It is there again after a phosd that is killed, and ends when the pool does."""
+    with phosd(bus, place):
+        image = phos(bus, place, "checkpoint", str(target.pid), "--end")[-1]["result"]
+        phos(bus, place, "pool", "create", "chat", str(image), "--hollow", "2", "--max", "4")
+        wait_for(bus, place, waiting=2, running=0, trouble=None)
+        hollow = {row["pid"] for row in phos(bus, place, "ps") if row["state"] == "suspended"}
+        assert len(hollow) == 2
+
+        done = phos(bus, place, "start", "chat")[-1]
+        assert (done["state"], done["mode"], done["operation"]) == ("done", "hollow", "start")
+        first = int(str(done["result"]))
+        assert first in hollow
+        wait_for(bus, place, waiting=2, running=1)
+        refused = phos_ended(bus, place, "rm", "--yes", str(image))
+        assert refused.returncode != 0 and "the pool chat makes its programs" in refused.stderr
+    with phosd(bus, place):
+        wait_for(bus, place, waiting=2, running=1)
+        waiting = {row["pid"] for row in phos(bus, place, "ps") if row["state"] == "suspended"}
+        procfs_ids = {pid: procfs.process_id(pid) for pid in waiting}
+        done = phos(bus, place, "start", "chat")[-1]
+        assert done["mode"] == "hollow"
+        second = int(str(done["result"]))
+        wait_for(bus, place, running=2, waiting=2)
+        for log in place.glob("single.log.clone-chat-*"):
+            if _written_by(log, first, second):
+                computes_on(log, undisturbed)
+        phos(bus, place, "pool", "rm", "chat")
+        assert phos(bus, place, "pool") == []
+        left = waiting - {second}
+        assert all(procfs.process_id(pid) != procfs_ids[pid] for pid in left)
+        assert procfs.process_id(first) and procfs.process_id(second)
+
+
+def _written_by(log: Path, *pids: int) -> bool:
+    for pid in pids:
+        for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+            if descriptor.is_symlink() and str(descriptor.readlink()) == str(log):
+                return True
+    return False
