@@ -34,6 +34,11 @@ def pool(bus: str, folder: Path, name: str = "chat") -> dict[str, Any]:
     return row
 
 
+def suspended(bus: str, folder: Path) -> set[int]:
+    rows = phos(bus, folder, "ps")
+    return {int(str(row["pid"])) for row in rows if row["state"] == "suspended"}
+
+
 def wait_for(bus: str, folder: Path, **state: object) -> None:
     def there() -> bool:
         found = pool(bus, folder)
@@ -59,7 +64,7 @@ def test_one_is_started_and_the_next_is_made(
         image = phos(bus, place, "checkpoint", str(target.pid), "--end")[-1]["result"]
         phos(bus, place, "pool", "create", "chat", str(image), "--hollow", "2", "--max", "4")
         wait_for(bus, place, waiting=2, running=0, trouble=None)
-        hollow = {row["pid"] for row in phos(bus, place, "ps") if row["state"] == "suspended"}
+        hollow = suspended(bus, place)
         assert len(hollow) == 2
 
         done = phos(bus, place, "start", "chat")[-1]
@@ -71,8 +76,8 @@ def test_one_is_started_and_the_next_is_made(
         assert refused.returncode != 0 and "the pool chat makes its programs" in refused.stderr
     with phosd(bus, place):
         wait_for(bus, place, waiting=2, running=1)
-        waiting = {row["pid"] for row in phos(bus, place, "ps") if row["state"] == "suspended"}
-        procfs_ids = {pid: procfs.process_id(pid) for pid in waiting}
+        waiting = suspended(bus, place)
+        ids = {pid: procfs.process_id(pid) for pid in waiting}
         done = phos(bus, place, "start", "chat")[-1]
         assert done["mode"] == "hollow"
         second = int(str(done["result"]))
@@ -83,7 +88,7 @@ def test_one_is_started_and_the_next_is_made(
         phos(bus, place, "pool", "rm", "chat")
         assert phos(bus, place, "pool") == []
         left = waiting - {second}
-        assert all(procfs.process_id(pid) != procfs_ids[pid] for pid in left)
+        assert all(procfs.process_id(pid) != ids[pid] for pid in left)
         assert procfs.process_id(first) and procfs.process_id(second)
 
 
