@@ -36,6 +36,8 @@ _CHANGEABLE = ("retention_days", "periodic", "limits", "max_jobs", "jobs_per_gpu
 """Settings that can change while phosd runs."""
 _OF_IMAGES = frozenset(("checkpoint", "verify", "delete", "export", "import"))
 """Jobs that make, read or remove an image; all others change programs."""
+_URGENT = frozenset(("start",))
+"""Jobs whose result is wanted at once: what they have changed comes to the bus after it."""
 _ADD_IMAGES = frozenset(("checkpoint", "import"))
 _RESULTS_SECONDS = 10.0
 _log = logging.getLogger(__name__)
@@ -161,6 +163,8 @@ class Manager:
         """Bring what a job has changed to the bus, before its state says that it has ended. If that
         fails or takes long, the job ends all the same, and the next scan makes up for it.
         """
+        if job.task.operation in _URGENT:
+            return
         of_images = job.task.operation in _OF_IMAGES
         look = self.inventory.refresh_images if of_images else self.inventory.look_again
         try:
@@ -179,9 +183,9 @@ class Manager:
     async def _after(self, job: Job) -> None:
         if job.task.operation in _OF_IMAGES:
             await self.maintenance.look_for_damage()
-        if job.task.operation == "checkpoint":
+        if job.task.operation in ("checkpoint", *_URGENT):
             try:
-                await self.inventory.refresh_processes()  # its hook answers again
+                await self.inventory.refresh_processes()  # whose hook answers again
             except (PhosError, OSError) as error:  # the next scan tells it, too
                 _log.debug("processes cannot be listed: %s", error)
         if job.task.operation in _ADD_IMAGES:

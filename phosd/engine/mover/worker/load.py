@@ -75,10 +75,11 @@ def load(transfer: Transfer, request: Load, descriptors: Sequence[int]) -> None:
             for blocks in _arriving(gpu, request, workers.check):
                 for batch in _batches(_new_chunks(gpu, blocks, stored), ring.records):
                     workers.submit(fetch, batch)
+        repeated = [chunk for chunk in stored.values() if len(chunk.addresses) > 1]
         with gpu.streams.lent(1) as (stream,):
-            for chunk in stored.values():
+            for chunk in repeated:
                 _repeat(chunk, stream)
-        transfer.report(sum(c.ref.length * (len(c.addresses) - 1) for c in stored.values()))
+        transfer.report(sum(c.ref.length * (len(c.addresses) - 1) for c in repeated))
     finally:
         close_all(direct)
     _compare(gpu, request)
