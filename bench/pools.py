@@ -41,9 +41,12 @@ def expected(words: list[str], folder: Path, count: int) -> dict[int, str]:
     return {step.number: step.value for step in Shown(output).steps()[:count]}
 
 
-def started(client: Client, folder: Path) -> tuple[Row, int, Path]:
-    """Start one; return what it took, its pid, and its output."""
-    outputs = {path: Growth(path) for path in folder.glob(f"*.clone-{_NAME}-*")}
+def started(client: Client, folder: Path, *running: Path) -> tuple[Row, int, Path]:
+    """Start one; return what it took, its pid, and its output. Others are ``running``, with these
+    outputs.
+    """
+    paths = {*folder.glob(f"*.clone-{_NAME}-*")} - {*running}
+    outputs = {path: Growth(path) for path in paths}
     for growth in outputs.values():
         growth.__enter__()
     try:
@@ -99,7 +102,7 @@ def case(arguments: argparse.Namespace, folder: Path) -> Row:
             beside = started(client, output.parent) if arguments.neighbour else None
             for _ in range(arguments.count):
                 wait_until(filled, "the pool to be filled")
-                row, of, where = started(client, output.parent)
+                row, of, where = started(client, output.parent, *(beside[2:] if beside else ()))
                 rows.append(row | {"values_equal": ended(of, where, values)})
             if beside is not None:
                 ended(*beside[1:], values)

@@ -195,6 +195,8 @@ def keep_files(*paths: str | os.PathLike[str]) -> None:
 
 def _kept(path: str | os.PathLike[str]) -> bytes:
     """Return a path from the root on. Raises :class:`CheckpointFailed` for what can be none."""
+    if not path:  # it would be the folder that the program is in
+        raise _invalid("'' is no path", "give names of files and folders")
     try:
         found = os.fsencode(os.path.abspath(path))  # noqa: PTH100, links are not followed
     except (TypeError, ValueError):

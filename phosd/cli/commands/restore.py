@@ -118,6 +118,10 @@ def restore(
 
         if names:
             given["clone"] = names[0]
+        if len(names) > 1:
+            settings.note(
+                f"one clone is checked; {len(names)} need {len(names)} times its memory and GPU"
+            )
         tell_checks(settings, "TryRestore", image, **given)
         return
     if not names:

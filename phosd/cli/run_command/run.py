@@ -183,6 +183,10 @@ def _declared(paths: Sequence[str]) -> dict[str, str]:
         raise click.UsageError(
             f"--keep-files cannot have {unusable!r}: it has a {os.pathsep!r} in its name"
         )
+    if "" in paths:
+        raise click.UsageError(
+            "--keep-files has an empty name; is a variable not set? This folder is called ."
+        )
     found = [*map(os.path.abspath, paths)]
     if (longest := max(len(os.fsencode(path)) for path in found)) >= _PATH_MAX:
         raise click.UsageError(

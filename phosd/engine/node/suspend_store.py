@@ -7,6 +7,7 @@ import shutil
 import threading
 from pathlib import Path
 
+from phosd.engine.image.private_files import space_errors
 from phosd.engine.image.store import Store
 from phosd.engine.image.tier import SUSPENDED
 from phosd.engine.image.usage import pack_bytes, total_bytes
@@ -202,5 +203,6 @@ class SuspendStore:
     def _store(self, folder: Path) -> Store:
         with self._lock:
             if folder not in self._shelves:
-                self._shelves[folder] = Store(folder, like=self._images)
+                with space_errors(f"{folder}, where suspended programs are kept,"):
+                    self._shelves[folder] = Store(folder, like=self._images)
             return self._shelves[folder]

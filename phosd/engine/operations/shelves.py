@@ -21,7 +21,7 @@ def place_for(node: Node, wanted: str, size: int, contexts: int) -> str:
     for where in PLACES if wanted == "auto" else (wanted,):
         try:
             shelf = node.suspend_store.shelf(where)
-        except NotAuthorized as error:  # in memory, where nothing can be mounted
+        except (NotAuthorized, OutOfSpace) as error:  # nothing can be mounted, or made there
             if where != wanted:
                 _log.warning("nothing is suspended to %s: %s", where, error)
                 continue

@@ -108,6 +108,8 @@ class Images:
 
         def work(progress: Progress) -> Outcome:
             pid = self._engine.restore(image, options, acting, progress)
+            if not options.clone:
+                self._tell_schedule(image, pid, progress)
             return Outcome(str(pid), "eager", process=key_of(pid))
 
         claims, token = _claims(image), options.token
@@ -156,6 +158,16 @@ class Images:
             caller.uid, self._engine.try_restore, image, options, acting
         )
         return [check_row(each) for each in found]
+
+    def _tell_schedule(self, image: str, pid: int, progress: Progress) -> None:
+        """Note that the schedule that has made the image ended with the program's first process."""
+        schedule = self._history.schedule_of(image)
+        if schedule is not None and schedule.request.every and not schedule.ended:
+            every = f"{schedule.request.every:g}s"
+            progress.note(
+                f"its checkpoints every {every} have ended with the process that was saved; "
+                f"`phos checkpoint {pid} --every {every} --keep {schedule.keep}` begins them again"
+            )
 
     async def _with_pids_of_ours(self, caller: Caller, options: RestoreRequest) -> RestoreRequest:
         if options.cgroups_of:

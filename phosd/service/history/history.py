@@ -12,6 +12,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from phosd.engine.image.manifest import Manifest
 from phosd.engine.job.checkpoint_history import CheckpointHistory
 from phosd.engine.job.journal import JobRecord
@@ -241,8 +243,8 @@ class History:
         self._database.record(lambda db: db["schedules"].upsert(storable(row), pk=key))
 
     def forget_schedules(self, living: Iterable[Schedule]) -> None:
-        """Delete all schedules but those of living processes."""
-        keys = {schedule.key for schedule in living}
+        """Delete all schedules but those of living processes, and those that have made images."""
+        keys = {schedule.key for schedule in living} | {*self._made_for.values()}
 
         def run(db: Any) -> None:
             with db.atomic():
@@ -255,6 +257,15 @@ class History:
     def schedules(self) -> list[Row]:
         """Return every schedule, including those of processes that have ended."""
         return self._database.recall("select * from schedules")
+
+    def schedule_of(self, image: str) -> Schedule | None:
+        """Return the schedule that has made an image, if it has not been forgotten."""
+        key = self._made_for.get(image)
+        for row in self.schedules() if key is not None else ():
+            if Schedule.key_of(row) == key:
+                with contextlib.suppress(msgspec.DecodeError):  # of another version
+                    return Schedule.of_row(row)
+        return None
 
     def past_checkpoints(self, process: str) -> tuple[CheckpointHistory.Entry, ...]:
         """Return the last checkpoints of a process that succeeded or failed, latest first."""

@@ -7,10 +7,11 @@ import signal
 from phosd.engine.job.checks import Finding
 from phosd.engine.job.progress import Progress
 from phosd.engine.node.node import Node
+from phosd.engine.operations.admission import DiskLimits
 from phosd.engine.operations.checkpoint import CheckpointOptions, checkpoint, try_checkpoint
 from phosd.engine.operations.restore.options import RestoreOptions
 from phosd.engine.operations.restore.restore import restore, try_restore
-from phosd.errors import Busy, NoSuchProcess, Unsupported
+from phosd.errors import Busy, NoSuchProcess, OutOfSpace, Unsupported
 from tests.node.checkpoint_restore.conftest import Starter
 from tests.node.checkpoint_restore.cycle import Undisturbed, computes_right
 from tests.support.harness import halt
@@ -46,6 +47,18 @@ def test_a_checkpoint(node: Node, start: Starter, undisturbed: Undisturbed) -> N
     computes_right(target, undisturbed)
     (gone,) = try_checkpoint(node, 2**22, CheckpointOptions(), Progress())
     assert isinstance(gone.trouble, NoSuchProcess)
+
+
+def test_a_quota_counts(node: Node, start: Starter) -> None:
+    """As it does for the checkpoint itself."""
+    target = start("single")
+    target.wait_for_steps(3)
+    for quota, kind in ((1 << 20, OutOfSpace), (1 << 40, type(None))):
+        options = CheckpointOptions(limits=DiskLimits(quota=lambda _, most=quota: most))  # type: ignore[misc]
+        found = by_name(try_checkpoint(node, target.pid, options, Progress()))
+        assert isinstance(found["memory and disk"].trouble, kind)
+        if quota == 1 << 20:
+            assert "that they may" in found["memory and disk"].text
 
 
 def test_a_restore(node: Node, start: Starter, undisturbed: Undisturbed) -> None:

@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import msgspec
@@ -82,6 +83,27 @@ def test_what_is_needed_stays_and_the_rest_goes(runs: Path, tmp_path: Path) -> N
     for folder, why in ((closed, "Permission denied"), (Path("/etc/passwd"), "Not a directory")):
         with pytest.raises(Unsupported, match=f"{folder}: {why}; name the folder"):
             unneeded(folder, OWNER, [], OLD)
+
+
+def test_a_first_process_that_is_closed_to_all_is_none_of_ours(
+    runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A security module may close it, to root, too; another one may have the folder open."""
+    needless = made(runs, 1)
+    os.chown(runs, 0, 0)
+    os.chown(needless, 0, 0)
+    iterdir, root = Path.iterdir, (0, 0, (0,))
+    for pid, ours in ((os.getpid(), True), (1, False)):
+        closed = Path(f"/proc/{pid}/fd")
+
+        def entries(folder: Path, closed: Path = closed) -> Iterator[Path]:
+            if folder == closed:
+                raise PermissionError
+            return iterdir(folder)
+
+        monkeypatch.setattr(Path, "iterdir", entries)
+        with pytest.raises(PermissionError) if ours else nullcontext():
+            assert [each.name for each in unneeded(runs, root, [], OLD + 1)] == [needless.name]
 
 
 def test_nothing_is_removed_that_phos_did_not_make_or_the_owner_may_not(

@@ -1,5 +1,6 @@
 """What cannot be moved, suspended or resumed is refused before anything stops."""
 
+import errno
 import os
 import subprocess
 from collections.abc import Callable
@@ -7,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from phosd.engine.image import private_files
 from phosd.engine.job.progress import Progress
 from phosd.engine.node import placement
 from phosd.engine.node.gpus import GpuInfo, list_gpus
@@ -275,6 +277,24 @@ def test_host_memory_and_disk_are_short(
         refused(OutOfSpace, r"\(disk\)", lambda p: suspend(node, pid, SuspendOptions("disk"), p))
         refused(OutOfSpace, "memory or on", lambda p: suspend(node, pid, SuspendOptions(), p))
     assert gpus_of(node, single) == (0,)
+    computes_right(single, undisturbed)
+
+
+def test_a_disk_that_is_full_takes_no_shelf(
+    node: Node, single: Target, undisturbed: Undisturbed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even the few bytes that it begins with."""
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(private_files, "write_durably", full)
+        refused(
+            OutOfSpace,
+            "where suspended programs are kept, failed: No space left",
+            lambda p: suspend(node, single.pid, SuspendOptions("disk"), p),
+        )
     computes_right(single, undisturbed)
 
 

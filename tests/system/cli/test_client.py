@@ -181,6 +181,13 @@ def test_restore_verify_and_rm(service: Service, tmp_path: object) -> None:
     assert not service.engine.stored
 
 
+def test_a_dry_run_of_several_clones_says_that_it_is_one(service: Service) -> None:
+    service.engine.stored["i"] = manifest("i")
+    told = "one clone is checked; 3 need 3 times its memory and GPU"
+    assert told in phos(service, "restore", "i", "--clone", "3", "--dry-run").stderr
+    assert "is checked" not in phos(service, "restore", "i", "--clone", "--dry-run").stderr
+
+
 def test_lists(service: Service) -> None:
     assert phos(service, "images").stdout == ""
     service.engine.stored["i"] = manifest("i")

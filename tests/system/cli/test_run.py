@@ -78,6 +78,9 @@ def test_files_that_cannot_be_kept() -> None:
     words = [*PHOS, "run", "--keep-files", "runs", "--keep-files", "x" * 5000, "--", "true"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2 and "no more than 4095; name a folder above it" in done.stderr
+    unset = [*PHOS, "run", "--keep-files", "", "--", "true"]
+    done = subprocess.run(unset, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and "has an empty name; is a variable not set?" in done.stderr
 
 
 @pytest.mark.usefixtures("home")

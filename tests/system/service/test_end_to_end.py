@@ -215,7 +215,9 @@ def test_a_schedule_outlives_the_daemon_and_ends_with_the_program(bus: str, tmp_
         position = output.stat().st_size
         earlier = images()[-2]
         phos(bus, tmp_path, "verify", earlier)
-        assert phos(bus, tmp_path, "restore", earlier)[-1]["result"] == str(pid)
+        restored = phos(bus, tmp_path, "restore", earlier)[-1]
+        assert restored["result"] == str(pid)
+        assert f"`phos checkpoint {pid} --every 2s --keep 2` begins" in str(restored["notes"])
         try:
             wait_until(
                 lambda: len(parse(output.read_bytes()[position:]).keys() & expected.keys()) > 2,

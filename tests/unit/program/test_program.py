@@ -142,6 +142,7 @@ def test_what_can_be_no_argument_is_refused_when_it_is_given() -> None:
         (program.after_checkpoint, 5, "5 cannot be called"),
         (program.after_restore, "reconnect", "'reconnect' cannot be called"),
         (program.keep_files, 5, "5 is no path; give names"),
+        (program.keep_files, "", "'' is no path"),
         (
             program.keep_files,
             "x" * 5000,

@@ -10,6 +10,8 @@ from phosd.engine.image.manifest import Manifest
 from phosd.engine.system import procfs
 from phosd.errors import Reason, Unsupported
 
+_INIT = "1"
+"""The pid of a process that a security module may close to all. It is no program of `phos run`."""
 Owner = tuple[int, int, tuple[int, ...]]
 """The user id, group id and groups to act as, because the user can change every path."""
 
@@ -91,6 +93,8 @@ def _open(names: Collection[str], owner: int) -> set[str]:
         except (FileNotFoundError, ProcessLookupError):
             continue
         except PermissionError:
+            if entry.name == _INIT:
+                continue
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
                 if owner in procfs.status(int(entry.name)).uids:
                     raise

@@ -4,6 +4,7 @@ from contextlib import ExitStack
 from functools import partial
 
 from phosd.engine.criu.dump import landlock
+from phosd.engine.image.quota import SpaceReservation, require_within
 from phosd.engine.job.checks import Finding, findings
 from phosd.engine.job.progress import Progress
 from phosd.engine.node.node import Node
@@ -19,6 +20,9 @@ from phosd.engine.program.discovery import discover_group
 from phosd.engine.program.group import CheckpointGroup
 from phosd.errors import OutOfSpace, PhosError
 from phosd.units import human_bytes
+
+_NO_IMAGE = ""
+"""Stands for the image that would be made."""
 
 
 def try_checkpoint(
@@ -70,6 +74,15 @@ def _mode_and_room(node: Node, group: CheckpointGroup, options: CheckpointOption
             # Not before: it takes a mover, which takes some of the GPU.
             to_store = bytes_to_store(node, group)
             needs = check_space(node, group, choice.mode, options.limits, to_store)
+        size = needs.cpu + max(0, needs.gpu - node.store.shareable_bytes(group.owner))
+        if (quota := options.limits.quota(group.owner)) is not None:
+            require_within(
+                quota,
+                _NO_IMAGE,
+                {**node.store.reservations, _NO_IMAGE: SpaceReservation(group.owner, size)},
+                node.store.list(),
+                node.suspend_store.taken(group.owner),
+            )
         return f"about {human_bytes(needs.cpu + needs.gpu)}"
 
     why = f"{choice.mode}: {choice.why}" if choice.why else choice.mode

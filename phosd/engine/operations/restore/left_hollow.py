@@ -169,7 +169,7 @@ def _begun(node: Node, image: Image, limits: DiskLimits, job: ExitStack) -> tupl
     for where in PLACES:
         try:
             shelf = node.suspend_store.shelf(where)
-        except NotAuthorized:  # nothing can be mounted in memory, which is logged where it is
+        except (NotAuthorized, OutOfSpace):  # nothing can be mounted, or made there
             continue
         with ExitStack() as unless_taken:
             writer = unless_taken.enter_context(shelf.begin(owner))
