@@ -5,6 +5,7 @@ import contextlib
 import logging
 import secrets
 import threading
+import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 
@@ -26,6 +27,7 @@ HOLLOW, IMAGE = "hollow", "image"
 """What a program was started from."""
 _LOOK_SECONDS = 2.0
 """Seconds between two looks whether programs of a pool have ended."""
+_TURN_SECONDS = 0.02
 _FIRST_DELAY, _MOST_DELAY = 2.0, 300.0
 """Seconds until a program is made again after a failure; they double with each."""
 _log = logging.getLogger(__name__)
@@ -48,13 +50,18 @@ class _Kept:
     @property
     def size(self) -> int:
         """How many programs there are, or are being made."""
-        new = self.making + max(0, self.starting - len(self.waiting))
-        return len(self.waiting) + len(self.started) + new
+        coming = max(self.starting, len(self.waiting) + self.making)
+        return coming + len(self.started)
 
     @property
     def is_exhausted(self) -> bool:
-        """Whether none waits for one more start, and none may be made for it."""
-        return self.starting >= len(self.waiting) and self.size >= self.pool.most
+        """Whether none waits for one more start or is being made, and none may be."""
+        return self.starting >= len(self.waiting) + self.making and self.size >= self.pool.most
+
+    @property
+    def is_coming(self) -> bool:
+        """Whether one is being made, and no other may be."""
+        return self.making > 0 and self.making + len(self.started) >= self.pool.most
 
 
 class Pools:
@@ -169,7 +176,11 @@ class Pools:
 
     def _started(self, kept: _Kept, progress: Progress) -> Outcome:
         pool = kept.pool
-        while (process := _taken(kept)) is not None:
+        while (process := _taken(kept)) is not None or kept.is_coming:
+            if process is None:
+                progress.check()
+                time.sleep(_TURN_SECONDS)
+                continue
             try:
                 self._engine.resume(process.pid, ResumeRequest(), pool.owner, progress)
             except NoSuchProcess as error:  # it has died in its sleep

@@ -72,7 +72,9 @@ def blocks_of_files(folder: Path) -> int:
     return sum(found.values()) * 512
 
 
-@pytest.mark.parametrize("program", ["single", "two_devices"])
+@pytest.mark.parametrize(
+    "program", ["single", pytest.param("two_devices", marks=pytest.mark.rotated(of=4))]
+)
 @pytest.mark.parametrize("durable", [False, True], ids=["memory", "disk"])
 def test_a_resume_starts_it(
     program: str, durable: bool, node: Node, start: Starter, undisturbed: Undisturbed

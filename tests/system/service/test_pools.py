@@ -1,6 +1,9 @@
 """The real daemon and engine: pools of programs that are started in a moment."""
 
+import os
+import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +93,32 @@ def test_one_is_started_and_the_next_is_made(
         left = waiting - {second}
         assert all(procfs.process_id(pid) != ids[pid] for pid in left)
         assert procfs.process_id(first) and procfs.process_id(second)
+
+
+@pytest.mark.rotated(of=4)
+def test_deaths_bursts_and_bounds(bus: str, place: Path, target: Target) -> None:
+    """A program that dies in its sleep is made again; a burst gets what there may be."""
+    with phosd(bus, place):
+        image = str(phos(bus, place, "checkpoint", str(target.pid), "--end")[-1]["result"])
+        phos(bus, place, "pool", "create", "chat", image, "--hollow", "1", "--max", "3")
+        wait_for(bus, place, waiting=1)
+        (dead,) = suspended(bus, place)
+        os.kill(dead, signal.SIGKILL)
+        wait_until(lambda: suspended(bus, place) - {dead}, "another one")
+        wait_for(bus, place, waiting=1, trouble=None)
+        with ThreadPoolExecutor(5) as clients:
+            ended = [*clients.map(lambda _: phos_ended(bus, place, "start", "chat"), range(5))]
+        pids = {int(done.stdout) for done in ended if done.returncode == 0}
+        assert len(pids) == 3 and all(map(procfs.process_id, pids))
+        refused = [done for done in ended if done.returncode]
+        assert all("as many as it may" in done.stderr for done in refused), ended
+        assert pool(bus, place)["running"] == 3
+        phos(bus, place, "pool", "scale", "chat", "--max", "4")
+        wait_for(bus, place, waiting=1)
+        for words in (("create", "chat", image), ("create", "a/b", image), ("rm", "none")):
+            assert phos_ended(bus, place, "pool", *words).returncode
+        phos(bus, place, "pool", "rm", "chat")
+        assert not suspended(bus, place)
 
 
 def _written_by(log: Path, *pids: int) -> bool:
