@@ -23,6 +23,8 @@ from phosd.service.jobs.table import Job, JobTable, Outcome, Task
 from phosd.service.process_identity import key_of
 from phosd.units import counted
 
+MOST_POOLS = 16
+"""Pools of one user."""
 HOLLOW, IMAGE = "hollow", "image"
 """What a program was started from."""
 _LOOK_SECONDS = 2.0
@@ -42,6 +44,8 @@ class _Kept:
     started: list[ProcessId] = field(default_factory=list)
     making: int = 0
     starting: int = 0
+    job: Job | None = None
+    """The one that has made a program last, or makes it."""
     trouble: str = ""
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -110,11 +114,18 @@ class Pools:
         return self._named(name).pool
 
     def create(self, pool: Pool) -> None:
-        """Begin a pool. Raises :class:`Busy` if there is one of this name."""
+        """Begin a pool. Raises :class:`Busy` if there is one of this name, or the user has as many
+        as one may.
+        """
         if pool.name in self._pools:
             raise Busy(
                 f"there is a pool {pool.name} already",
                 hint=f"`phos pool scale {pool.name}`, or choose another name",
+            )
+        if sum(each.pool.owner == pool.owner for each in self) >= MOST_POOLS:
+            raise Busy(
+                f"uid {pool.owner} has {MOST_POOLS} pools, as many as one may",
+                hint="end one (`phos pool rm`)",
             )
         self._keep(_Kept(pool))
         self._record(self._pools[pool.name])
@@ -133,9 +144,12 @@ class Pools:
         keeper.cancel()
         await asyncio.gather(keeper, return_exceptions=True)
         del self._pools[name]
-        self._history.pools.forget(name)
-        for process in kept.waiting:
+        if kept.job is not None and not kept.job.state.ended:
+            self._jobs.cancel(kept.job)
+            await self._jobs.wait(kept.job)
+        while (process := _taken(kept)) is not None:
             await asyncio.to_thread(self._end, process, kept.pool.owner)
+        self._history.pools.forget(name)
 
     def begin(self, name: str, caller: int, token: str) -> Job:
         """Start a program of a pool for user id ``caller``: one that waits, or, if there is none,
@@ -145,10 +159,7 @@ class Pools:
         pool = kept.pool
         self._look(kept)
         if kept.is_exhausted:
-            raise Busy(
-                f"the pool {name} has {counted(kept.size, 'program')}, as many as it may",
-                hint=f"end one, or `phos pool scale {name} --max {kept.size + 1}`",
-            )
+            raise _full(kept)
         loop = asyncio.get_running_loop()
 
         def over() -> None:
@@ -191,6 +202,8 @@ class Pools:
                     kept.waiting.insert(0, process)
                 raise
             return self._runs(kept, process, HOLLOW)
+        if kept.making + len(kept.started) >= pool.most:  # others have come first
+            raise _full(kept)
         request = RestoreRequest(clone=_clone_name(pool))
         pid = self._engine.restore(pool.image, request, pool.owner, progress)
         return self._runs(kept, procfs.process_id(pid), IMAGE)
@@ -250,6 +263,10 @@ class Pools:
 
         def work(progress: Progress) -> Outcome:
             pid = self._engine.restore(pool.image, request, pool.owner, progress)
+            if process := procfs.process_id(pid):  # noted here: phosd may be ending
+                with kept.lock:
+                    kept.waiting.append(process)
+                self._record(kept)
             return Outcome(str(pid), HOLLOW, process=key_of(pid))
 
         task = Task(
@@ -260,14 +277,10 @@ class Pools:
         )
         kept.making += 1
         try:
-            outcome = await self._jobs.result(self._jobs.submit(task, self._write_down))
+            kept.job = self._jobs.submit(task, self._write_down)
+            await self._jobs.result(kept.job)
         finally:
             kept.making -= 1
-        process = procfs.process_id(int(outcome.result))
-        if process is not None:
-            with kept.lock:
-                kept.waiting.append(process)
-            self._record(kept)
 
     def _look(self, kept: _Kept) -> None:
         """Leave out programs that have ended."""
@@ -299,6 +312,14 @@ class Pools:
             raise NoSuchProcess(
                 f"there is no pool {name}", hint=f"the pools are: {there} (`phos pool ls`)"
             ) from None
+
+
+def _full(kept: _Kept) -> Busy:
+    name, most = kept.pool.name, kept.pool.most
+    return Busy(
+        f"the pool {name} has {counted(most, 'program')}, as many as it may",
+        hint=f"end one, or `phos pool scale {name} --max {most + 1}`",
+    )
 
 
 def pool_of(name: str, manifest: Manifest, request: PoolRequest) -> Pool:
