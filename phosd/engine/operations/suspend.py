@@ -83,6 +83,8 @@ class SuspendOptions(SuspendChoices, frozen=True):
     """The suspended program that is resumed next, whose bytes its owner has again then."""
     leave: bool = True
     """Whether phosd also ends its movers on these GPUs, unless they have other work."""
+    pin: bool = True
+    """Whether what a hollow program has in host memory is pinned at the end."""
     by_runtime: bool = False
     """Whether a container's runtime saves the program meanwhile, and may make it again with other
     pids (``runtime_checkpoint.py``).
@@ -149,7 +151,7 @@ def suspend(node: Node, pid: int, options: SuspendOptions, progress: Progress) -
                 detach(group.links, undo)
             undo.forget()
         suspension.release(reservation, movers, needs)
-        if options.hollow:
+        if options.hollow and options.pin:
             keep_pinned(node, suspended)
         progress.finish()
         return suspended

@@ -6,6 +6,7 @@ from phosd.engine.node.suspended import Suspended
 from phosd.engine.operations.admission import UNLIMITED, DiskLimits
 from phosd.engine.operations.coming_back import require_resumable
 from phosd.engine.operations.permissions import ROOT
+from phosd.engine.operations.pinned_shelf import keep_pinned
 from phosd.engine.operations.resume import ResumeOptions, resume
 from phosd.engine.operations.suspend import SuspendChoices, SuspendOptions, suspend
 from phosd.errors import InvalidOption, PhosError
@@ -34,6 +35,7 @@ def swap(node: Node, leaving: int, coming: int, options: SwapOptions, progress: 
         limits=options.limits,
         instead_of=waiting,
         leave=False,
+        pin=False,
         callback_deadline=options.callback_deadline,
         without_callbacks=options.without_callbacks,
     )
@@ -50,6 +52,8 @@ def swap(node: Node, leaving: int, coming: int, options: SwapOptions, progress: 
         except PhosError as worse:
             error.add_note(f"besides, process {leaving} stays suspended: {worse}")
         raise
+    if left.hollow:  # not before: it takes a second for 40 GB
+        keep_pinned(node, left)
 
 
 def _place(left: Suspended, waiting: Suspended) -> str:
