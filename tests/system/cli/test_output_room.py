@@ -53,7 +53,7 @@ def test_a_program_that_fills_the_disk(small: Path) -> None:
     """Its own write fails, and it has room to say so."""
     words = [*RUN, "--", sys.executable, "-c", MUCH]
     done = subprocess.run(words, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 1
+    assert done.returncode in (1, 120)  # 120: what it had left to print fails as it ends
     assert "phos: there is no room for the output of process" in done.stderr
     assert "OSError: [Errno 28] No space left on device\n" in done.stderr, "its own words"
     said = done.stderr.splitlines()[-1]
