@@ -291,7 +291,8 @@ def place_of_output() -> Path:
         raise not_started(f"its output files cannot be made ({error})") from error
     if why:
         shutil.rmtree(folder)
-        raise not_started(f"there is no room for its output in {folder.parent} ({why})")
+        why = f"there is no room for its output in {folder.parent} ({why})"
+        raise not_started(why, "OutOfSpace")
     return folder
 
 

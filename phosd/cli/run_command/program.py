@@ -32,10 +32,10 @@ def runs_folder() -> Path:
     return base / "run"
 
 
-def not_started(why: str) -> CommandError:
+def not_started(why: str, code: str = "Unsupported") -> CommandError:
     """Return the error of a program that has no folder in which to write its output."""
     return CommandError(
-        "Unsupported",
+        code,
         f"the program was not started: {why}; set XDG_STATE_HOME to a folder that you may write "
         "to, and that has room",
     )

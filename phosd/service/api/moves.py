@@ -269,7 +269,7 @@ class Moves:
         """
         if gpu not in process.gpus:
             return 0  # only a context
-        if len(process.gpus) > 1:
+        if len(process.gpus) > 1 and process.away is None:
             try:
                 blocks = self._engine.blocks(process.id)
             except PhosError:
@@ -279,9 +279,10 @@ class Moves:
 
 
 def _is_on(process: GpuProcess, gpu: GpuInfo) -> bool:
-    """Whether a process uses the GPU, according to its hook or NVML."""
+    """Whether a process uses the GPU, according to its hook or NVML. A hollow one has contexts."""
     if process.state == SUSPENDED:
-        return False
+        hollow = process.away is not None and process.away.hollow
+        return hollow and gpu.ordinal in process.gpus
     return gpu.ordinal in process.gpus or process.pid in gpu.pids
 
 

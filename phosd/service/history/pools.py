@@ -5,7 +5,7 @@ from typing import Any
 
 from phosd.engine.system.procfs import ProcessId, boot_id
 from phosd.service.history.database import Database, storable
-from phosd.service.jobs.pool import Pool
+from phosd.service.jobs.pool import Member, Pool
 
 
 class PoolRecords:
@@ -14,11 +14,16 @@ class PoolRecords:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def record(self, pool: Pool, programs: Iterable[ProcessId]) -> None:
+    def record(self, pool: Pool, programs: Iterable[Member]) -> None:
         """Record a pool as it is now, with its programs."""
         boot = boot_id()
         rows = [
-            {"pool": pool.name, "boot_id": boot, "pid": each.pid, "start_time": each.start_time}
+            {
+                "pool": pool.name,
+                "boot_id": boot,
+                **each.process._asdict(),
+                "suspension": each.suspension,
+            }
             for each in programs
         ]
 
@@ -40,15 +45,16 @@ class PoolRecords:
 
         self._database.record(run)
 
-    def all(self) -> list[tuple[Pool, list[ProcessId]]]:
+    def all(self) -> list[tuple[Pool, list[Member]]]:
         """Return the pools, each with those of its programs that are of this boot."""
         rows = self._database.recall(
-            "select pool, pid, start_time from pool_programs where boot_id = ? order by rowid",
+            "select * from pool_programs where boot_id = ? order by rowid",
             [boot_id()],
         )
-        programs: dict[str, list[ProcessId]] = {}
+        programs: dict[str, list[Member]] = {}
         for row in rows:
             found = programs.setdefault(row["pool"], [])
-            found.append(ProcessId(row["pid"], row["start_time"]))
+            process = ProcessId(row["pid"], row["start_time"])
+            found.append(Member(process, row["suspension"] or ""))
         pools = map(Pool.of_row, self._database.recall("select * from pools order by name"))
         return [(pool, programs.get(pool.name, [])) for pool in pools]

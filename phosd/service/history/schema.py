@@ -216,6 +216,6 @@ def m011_pools(db: Any) -> None:
         pk="name",
     )
     db["pool_programs"].create(
-        {"pool": str, "boot_id": str, "pid": int, "start_time": int},
+        {"pool": str, "boot_id": str, "pid": int, "start_time": int, "suspension": str},
         pk=("boot_id", "pid", "start_time"),
     )

@@ -6,6 +6,8 @@ from typing import Any, Self
 import msgspec
 
 from phosd.engine.image.called import Called
+from phosd.engine.system.procfs import ProcessId
+from phosd.errors import InvalidOption
 from phosd.service.jobs.options import PoolRequest
 
 
@@ -22,12 +24,20 @@ class Pool(msgspec.Struct, frozen=True):
     called: Called = Called()
 
     def scaled(self, request: PoolRequest) -> Self:
-        """Return the pool as the request wants it, which keeps what it does not say."""
-        return msgspec.structs.replace(
+        """Return the pool as the request wants it, which keeps what it does not say. Raises
+        :class:`InvalidOption` if more are to wait than there may be.
+        """
+        found = msgspec.structs.replace(
             self,
             hollow=self.hollow if request.hollow is None else request.hollow,
             most=self.most if request.max is None else request.max,
         )
+        if found.hollow > found.most:
+            raise InvalidOption(
+                f"{found.hollow} programs cannot wait where there may be {found.most} in all",
+                hint="raise max, or let fewer wait",
+            )
+        return found
 
     def row(self) -> dict[str, Any]:
         """Return the pool as a row of the history."""
@@ -48,3 +58,12 @@ class Pool(msgspec.Struct, frozen=True):
         return cls(
             *(row["name"], row["owner"], row["image"], row["hollow"], row["most"]), called=called
         )
+
+
+class Member(msgspec.Struct, frozen=True):
+    """A program of a pool. ``suspension`` is the image of the suspension in which it waits to be
+    started; empty: it was started.
+    """
+
+    process: ProcessId
+    suspension: str = ""

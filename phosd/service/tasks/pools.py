@@ -6,7 +6,7 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from phosd.engine.image.manifest import Manifest
@@ -18,7 +18,7 @@ from phosd.service.history.events import Event, Severity
 from phosd.service.history.history import History
 from phosd.service.jobs.engine import Engine
 from phosd.service.jobs.options import PoolRequest, RestoreRequest, ResumeRequest
-from phosd.service.jobs.pool import Pool
+from phosd.service.jobs.pool import Member, Pool
 from phosd.service.jobs.table import Job, JobTable, Outcome, Task
 from phosd.service.process_identity import key_of
 from phosd.units import counted
@@ -37,35 +37,41 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class _Kept:
-    """A pool with its programs: those that wait, oldest first, and those that were started."""
+    """A pool with its programs: those that wait, oldest first, and those that were started.
+
+    ``starting`` are starts that have begun, ``restoring`` those of them that make a program of the
+    image, and ``making`` the programs that are being made to wait.
+    """
 
     pool: Pool
-    waiting: list[ProcessId] = field(default_factory=list)
+    waiting: list[Member] = field(default_factory=list)
     started: list[ProcessId] = field(default_factory=list)
     making: int = 0
     starting: int = 0
+    restoring: int = 0
     job: Job | None = None
     """The one that has made a program last, or makes it."""
     trouble: str = ""
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     lock: threading.Lock = field(default_factory=threading.Lock)
-    """Held while the lists change, which jobs do in their threads."""
+    """Held while all this changes, which jobs do in their threads."""
 
     @property
-    def size(self) -> int:
-        """How many programs there are, or are being made."""
-        coming = max(self.starting, len(self.waiting) + self.making)
-        return coming + len(self.started)
+    def room(self) -> int:
+        """How many programs more there may be."""
+        there = len(self.waiting) + len(self.started) + self.making + self.restoring
+        return self.pool.most - there
 
     @property
     def is_exhausted(self) -> bool:
-        """Whether none waits for one more start or is being made, and none may be."""
-        return self.starting >= len(self.waiting) + self.making and self.size >= self.pool.most
+        """Whether there is none for one more start, and none may be made for it."""
+        asking = self.starting - self.restoring
+        return asking >= len(self.waiting) + self.making + max(0, self.room)
 
     @property
-    def is_coming(self) -> bool:
-        """Whether one is being made, and no other may be."""
-        return self.making > 0 and self.making + len(self.started) >= self.pool.most
+    def members(self) -> list[Member]:
+        """All programs."""
+        return [*self.waiting, *map(Member, self.started)]
 
 
 class Pools:
@@ -89,11 +95,9 @@ class Pools:
 
     async def start(self) -> None:
         """Go on with the pools of an earlier phosd, and with those of their programs that live."""
-        resting = {each.pid for each in await asyncio.to_thread(self._engine.suspended)}
         for pool, members in self._history.pools.all():
-            living = [each for each in members if procfs.process_id(each.pid) == each]
-            waiting = [each for each in living if each.pid in resting]
-            started = [each for each in living if each.pid not in resting]
+            waiting = [each for each in members if each.suspension]
+            started = [each.process for each in members if not each.suspension]
             self._keep(_Kept(pool, waiting, started))
 
     async def close(self) -> None:
@@ -147,8 +151,9 @@ class Pools:
         if kept.job is not None and not kept.job.state.ended:
             self._jobs.cancel(kept.job)
             await self._jobs.wait(kept.job)
-        while (process := _taken(kept)) is not None:
-            await asyncio.to_thread(self._end, process, kept.pool.owner)
+        await asyncio.to_thread(self._look, kept)
+        while (member := _taken(kept)) is not None:
+            await asyncio.to_thread(self._end, member, kept.pool.owner)
         self._history.pools.forget(name)
 
     def begin(self, name: str, caller: int, token: str) -> Job:
@@ -157,7 +162,6 @@ class Pools:
         """
         kept = self._named(name)
         pool = kept.pool
-        self._look(kept)
         if kept.is_exhausted:
             raise _full(kept)
         loop = asyncio.get_running_loop()
@@ -187,11 +191,9 @@ class Pools:
 
     def _started(self, kept: _Kept, progress: Progress) -> Outcome:
         pool = kept.pool
-        while (process := _taken(kept)) is not None or kept.is_coming:
-            if process is None:
-                progress.check()
-                time.sleep(_TURN_SECONDS)
-                continue
+        self._look(kept)
+        while (member := self._next(kept, progress)) is not None:
+            process = member.process
             try:
                 self._engine.resume(process.pid, ResumeRequest(), pool.owner, progress)
             except NoSuchProcess as error:  # it has died in its sleep
@@ -199,14 +201,32 @@ class Pools:
                 continue
             except PhosError:
                 with kept.lock:
-                    kept.waiting.insert(0, process)
+                    kept.waiting.insert(0, member)
                 raise
             return self._runs(kept, process, HOLLOW)
-        if kept.making + len(kept.started) >= pool.most:  # others have come first
-            raise _full(kept)
-        request = RestoreRequest(clone=_clone_name(pool))
-        pid = self._engine.restore(pool.image, request, pool.owner, progress)
-        return self._runs(kept, procfs.process_id(pid), IMAGE)
+        try:
+            request = RestoreRequest(clone=_clone_name(pool))
+            pid = self._engine.restore(pool.image, request, pool.owner, progress)
+            return self._runs(kept, procfs.process_id(pid), IMAGE)
+        finally:
+            with kept.lock:
+                kept.restoring -= 1
+
+    def _next(self, kept: _Kept, progress: Progress) -> Member | None:
+        """Take one that waits, or is being made if no other may be; None: there is room for one
+        that is restored, which counts from now on. Raises :class:`Busy` if there is none.
+        """
+        while True:
+            with kept.lock:
+                if kept.waiting:
+                    return kept.waiting.pop(0)
+                if kept.room > 0:
+                    kept.restoring += 1
+                    return None
+                if not kept.making:
+                    raise _full(kept)
+            progress.check()
+            time.sleep(_TURN_SECONDS)
 
     def _runs(self, kept: _Kept, process: ProcessId | None, level: str) -> Outcome:
         if process is None:
@@ -216,11 +236,12 @@ class Pools:
         self._record(kept)
         return Outcome(str(process.pid), level, process=key_of(process.pid))
 
-    def _end(self, process: ProcessId, owner: int) -> None:
+    def _end(self, member: Member, owner: int) -> None:
+        pid = member.process.pid
         try:
-            self._engine.end_suspended(process.pid, owner, Progress())
+            self._engine.end_suspended(pid, owner, Progress())
         except PhosError as error:
-            _log.warning("process %d of a pool could not be ended: %s", process.pid, error)
+            _log.warning("process %d of a pool could not be ended: %s", pid, error)
 
     # Filling
 
@@ -234,14 +255,14 @@ class Pools:
         delay = _FIRST_DELAY
         while True:
             kept.wake.clear()
-            self._look(kept)
+            await asyncio.to_thread(self._look, kept)
             pause = _LOOK_SECONDS
             if len(kept.waiting) > kept.pool.hollow:
-                if (process := _taken(kept)) is not None:
-                    await asyncio.to_thread(self._end, process, kept.pool.owner)
+                if (member := _taken(kept)) is not None:
+                    await asyncio.to_thread(self._end, member, kept.pool.owner)
                     self._record(kept)
                 continue
-            if len(kept.waiting) < kept.pool.hollow and kept.size < kept.pool.most:
+            if len(kept.waiting) < kept.pool.hollow and _reserved(kept):
                 try:
                     await self._make(kept)
                     delay, kept.trouble = _FIRST_DELAY, ""
@@ -256,17 +277,23 @@ class Pools:
                     await kept.wake.wait()
 
     async def _make(self, kept: _Kept) -> None:
-        """Restore a hollow program of the pool's image."""
+        """Restore a hollow program of the pool's image, for which there is room."""
+        try:
+            await self._made(kept)
+        finally:
+            with kept.lock:
+                kept.making -= 1
+
+    async def _made(self, kept: _Kept) -> None:
         pool = kept.pool
         manifest = await asyncio.to_thread(self._engine.image, pool.image)
         request = RestoreRequest(clone=_clone_name(pool), hollow=True)
 
         def work(progress: Progress) -> Outcome:
             pid = self._engine.restore(pool.image, request, pool.owner, progress)
-            if process := procfs.process_id(pid):  # noted here: phosd may be ending
-                with kept.lock:
-                    kept.waiting.append(process)
-                self._record(kept)
+            with kept.lock:  # noted here: phosd may be ending
+                kept.waiting += self._suspended(pid)
+            self._record(kept)
             return Outcome(str(pid), HOLLOW, process=key_of(pid))
 
         task = Task(
@@ -275,26 +302,33 @@ class Pools:
             gpus=frozenset(gpu.ordinal for gpu in manifest.gpus),
             called=manifest.called,
         )
-        kept.making += 1
-        try:
-            kept.job = self._jobs.submit(task, self._write_down)
-            await self._jobs.result(kept.job)
-        finally:
-            kept.making -= 1
+        kept.job = self._jobs.submit(task, self._write_down)
+        await self._jobs.result(kept.job)
+
+    def _suspended(self, pid: int) -> list[Member]:
+        """Return the suspended program of a pid, if it is still suspended."""
+        found = (each for each in self._engine.suspended() if each.pid == pid)
+        return [Member(ProcessId(each.pid, each.start_time), each.image) for each in found][:1]
 
     def _look(self, kept: _Kept) -> None:
-        """Leave out programs that have ended."""
+        """Leave out programs that have ended. One whose user has resumed it counts as started, also
+        when it was suspended since: what waits does so in the suspension in which it was made.
+        """
+        resting = {each.image for each in self._engine.suspended()}
         with kept.lock:
-            before = len(kept.waiting), len(kept.started)
-            for each in (kept.waiting, kept.started):
-                each[:] = [process for process in each if procfs.process_id(process.pid) == process]
-            after = len(kept.waiting), len(kept.started)
-        if after != before:
+            before = kept.members
+            awake = [each.process for each in kept.waiting if each.suspension not in resting]
+            kept.waiting = [each for each in kept.waiting if each.suspension in resting]
+            kept.started = [
+                each for each in (*kept.started, *awake) if procfs.process_id(each.pid) == each
+            ]
+            changed = kept.members != before
+        if changed:
             self._record(kept)
 
     def _record(self, kept: _Kept) -> None:
         with kept.lock:
-            members: Collection[ProcessId] = (*kept.waiting, *kept.started)
+            members = kept.members
         self._history.pools.record(kept.pool, members)
 
     def _tell(self, kept: _Kept, text: str) -> None:
@@ -327,10 +361,19 @@ def pool_of(name: str, manifest: Manifest, request: PoolRequest) -> Pool:
     return Pool(name, manifest.owner, manifest.id, called=manifest.called).scaled(request)
 
 
-def _taken(kept: _Kept) -> ProcessId | None:
+def _taken(kept: _Kept) -> Member | None:
     """Take the program out that has waited longest; None if none waits."""
     with kept.lock:
         return kept.waiting.pop(0) if kept.waiting else None
+
+
+def _reserved(kept: _Kept) -> bool:
+    """Count one more that is being made, if there is room for it."""
+    with kept.lock:
+        if kept.room <= 0:
+            return False
+        kept.making += 1
+        return True
 
 
 def _clone_name(pool: Pool) -> str:

@@ -13,6 +13,7 @@ import pytest
 from phosd.bus import path_of
 from phosd.engine.job.progress import Progress
 from phosd.engine.node.gpus import GpuInfo
+from phosd.engine.program.away import Away
 from phosd.errors import OutOfMemory, Unsupported
 from phosd.service.jobs.options import MigrateRequest, ResumeRequest, SuspendRequest
 from tests.support.fake_engine import GPU, this_process
@@ -141,6 +142,15 @@ def three(service: Service) -> None:
         this_process(pid=2, device_bytes=20 * GIB, command=("huge",)),
         this_process(pid=3, hook_state="driver", reason="no [hook]", device_bytes=0),
     ]
+
+
+def test_an_evacuation_takes_contexts_of_hollow_programs_off(at_once: Service) -> None:
+    away = Away("i", "memory", 1 << 20, 0.0, hollow=True)
+    at_once.engine.running = [seen(ME, state="suspended", gpus=(0,), device_bytes=0, away=away)]
+    at_once.call("ListProcesses")
+    (step,) = lines(phos(at_once, "evacuate", "0", "--dry-run", "--json").stdout)
+    assert (step["pid"], step["action"]) == (ME, "suspend") and "it is hollow" in str(step)
+    assert "nothing" in phos(at_once, "evacuate", "1", "--dry-run").stdout
 
 
 def test_a_dry_run_shows_the_plan_and_does_nothing(at_once: Service) -> None:

@@ -95,6 +95,27 @@ def test_one_is_started_and_the_next_is_made(
         assert procfs.process_id(first) and procfs.process_id(second)
 
 
+def test_what_was_started_is_its_users(bus: str, place: Path, target: Target) -> None:
+    """It is neither handed out again nor ended, whatever its user does with it."""
+    with phosd(bus, place):
+        image = str(phos(bus, place, "checkpoint", str(target.pid), "--end")[-1]["result"])
+        phos(bus, place, "pool", "create", "chat", image, "--max", "4")
+        wait_for(bus, place, waiting=1)
+        started = str(phos(bus, place, "start", "chat")[-1]["result"])
+        phos(bus, place, "suspend", started, "--hollow")
+        wait_for(bus, place, waiting=1, running=1)
+        (taken,) = map(str, suspended(bus, place) - {int(started)})
+        phos(bus, place, "resume", taken)  # its user knows its pid, too
+        wait_for(bus, place, waiting=1, running=2)
+        phos(bus, place, "suspend", taken)
+    with phosd(bus, place):
+        wait_for(bus, place, waiting=1, running=2)
+        assert str(phos(bus, place, "start", "chat")[-1]["result"]) not in (started, taken)
+        phos(bus, place, "pool", "rm", "chat")
+        for pid in (started, taken):
+            phos(bus, place, "resume", pid)
+
+
 @pytest.mark.rotated(of=4)
 def test_deaths_bursts_and_bounds(bus: str, place: Path, target: Target) -> None:
     """A program that dies in its sleep is made again; a burst gets what there may be."""
