@@ -18,6 +18,7 @@ Operation = Literal[
     "suspend",
     "resume",
     "swap",
+    "start",
     "export",
     "import",
 ]
@@ -294,8 +295,7 @@ class PoolOptions(TypedDict, total=False):
         int, Said("How many programs wait, hollow, to be started.", otherwise="1, or as before")
     ]
     max: Annotated[
-        int,
-        Said("How many there may be, with those that were started.", otherwise="8, or as before"),
+        int, Said("How many there may be, with those that run.", otherwise="8, or as before")
     ]
 
 

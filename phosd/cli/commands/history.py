@@ -16,7 +16,7 @@ from phosd.client.users import of_yours
 
 _OPERATIONS = (
     *("checkpoint", "restore", "verify", "delete", "recover", "export", "import"),
-    *("migrate", "suspend", "resume", "swap"),
+    *("migrate", "suspend", "resume", "swap", "start"),
 )
 _STATES = ("queued", "running", "done", "failed", "cancelled", "interrupted")
 

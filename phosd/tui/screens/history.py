@@ -31,7 +31,7 @@ _SHOWN = 500
 """Most jobs on the screen; an export has all that phosd returns."""
 _FILTERS = ("pid", "since", "until", "operation", "state")
 _OF_PROCESSES = ("checkpoint", "migrate", "suspend", "resume", "swap", "recover")
-_OPERATIONS = (*_OF_PROCESSES, "restore", "verify", "delete", "export", "import")
+_OPERATIONS = (*_OF_PROCESSES, "restore", "start", "verify", "delete", "export", "import")
 _STATES = ("done", "failed", "cancelled", "interrupted", "running", "queued")
 
 

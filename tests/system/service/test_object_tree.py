@@ -47,6 +47,11 @@ def test_the_manager_is_introspected_completely(service: Service) -> None:
     assert methods == {
         "Checkpoint": ["ua{sv}", "o"],
         "Restore": ["sa{sv}", "o"],
+        "CreatePool": ["ssa{sv}", ""],
+        "ScalePool": ["sa{sv}", ""],
+        "RemovePool": ["s", ""],
+        "ListPools": ["", "a(susuuuus)"],
+        "StartPooled": ["sa{sv}", "o"],
         "Migrate": ["usa{sv}", "o"],
         "Suspend": ["ua{sv}", "o"],
         "Resume": ["ua{sv}", "o"],

@@ -206,6 +206,7 @@ def test_history_over_the_bus_has_a_timeline(service: Service) -> None:
 )
 def test_filters_that_make_no_sense(service: Service, option: tuple[object, ...]) -> None:
     said = "the options of this call are: limit, pid, operation|is one of: .*(done|checkpoint), "
+    said += f"|{option[0]} has to be a whole number, at least"
     with pytest.raises(RuntimeError, match=said):
         listed(service, "ListHistory", *option)
 

@@ -118,6 +118,7 @@ def test_migrations_run_once_and_are_recorded(tmp_path: Path) -> None:
         "m008_rehearsals",
         "m009_crashes",
         "m010_names",
+        "m011_pools",
     ]
     assert {
         "_sqlite_migrations",
@@ -127,6 +128,8 @@ def test_migrations_run_once_and_are_recorded(tmp_path: Path) -> None:
         "kernels",
         "schedules",
         "events",
+        "pools",
+        "pool_programs",
     } == set(database.table_names())
     assert database.execute("pragma journal_mode").fetchone() == ("wal",)
     assert path.stat().st_mode & 0o777 == 0o600

@@ -18,7 +18,17 @@ from phosd.service.jobs.options import (
 )
 
 PHOSD_SAYS = {
-    *("audit", "by_runtime", "caller", "experience", "instead_of", "leave", "limits", "name"),
+    *(
+        "audit",
+        "by_runtime",
+        "caller",
+        "experience",
+        "instead_of",
+        "leave",
+        "limits",
+        "name",
+        "pin",
+    ),
     *("to", "wish"),
 }
 OPERATIONS: list[tuple[type[msgspec.Struct], type[msgspec.Struct]]] = [
