@@ -85,7 +85,7 @@ class Point(enum.StrEnum):
     RESTORE_MAP = "restore-map"
     RESTORE_VERIFY = "restore-verify"
     RESTORE_OPEN = "restore-open"
-    RESTORE_SHELVE = "restore-shelve"
+    RESTORE_SHELVE = "hollow-shelve"
     REHEARSE_LOAD = "rehearse-load"
     REHEARSE_CPU = "rehearse-cpu"
     EXPORT_READ = "export-read"

@@ -264,6 +264,7 @@ def _parked(
             progress.phase("save", stopped=True, bytes_total=left)
             point(Point.SUSPEND_SAVE)
             chunks = saving.result()
+            progress.check()  # nobody may have looked, as little was to be saved
     return reservation, block_records(group.trees, exported, chunks)
 
 

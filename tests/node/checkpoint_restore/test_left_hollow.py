@@ -199,10 +199,11 @@ restore(node, sys.argv[2], RestoreOptions(hollow=True, clone=sys.argv[3]), Progr
         image = saved(node, target)
         target.kill()
         node.store.write_back.write(image, Progress())
-    for number, step in enumerate(("load", "map", "shelve", "open")):
+    steps = "restore-load", "restore-map", "hollow-shelve", "restore-open"
+    for number, step in enumerate(steps):
         name = f"{clone}{number}" if clone else ""
         words = [sys.executable, "-c", program, str(place), image, name]
-        fault = os.environ | {"PHOS_FAULT": f"restore-{step}:1:kill"}
+        fault = os.environ | {"PHOS_FAULT": f"{step}:1:kill"}
         affected = AffectedSet((), (0,), image, now())
         with (place / "engine.log").open("ab") as said:  # which its movers keep open
             done = subprocess.run(words, env=fault, stderr=said, timeout=60)
@@ -211,15 +212,15 @@ restore(node, sys.argv[2], RestoreOptions(hollow=True, clone=sys.argv[3]), Progr
             (text,) = settle(node, [InterruptedJob(1, affected)]).values()
             assert not left_parked(config.runtime_dir), step
             asleep = node.suspended.living()
-            if step != "open":
+            if step != "restore-open":
                 assert not asleep and "start the job again" in text, step
                 assert not node.suspend_store.shelf("memory").disk.pack_numbers(), step
                 continue
             root = asleep[0].pid
             assert text == f"the restored program (pid {root}) is suspended, as it was to be"
             log = Path(f"{target.log}.clone-{name}") if clone else target.log
-            steps = len(parse(log.read_bytes())) + AFTER
+            count = len(parse(log.read_bytes())) + AFTER
             resume(node, root, ResumeOptions(), Progress())
-            values = with_steps(log, steps)
+            values = with_steps(log, count)
             right = undisturbed("single", max(values) + 1)
             assert values == {step: right[step] for step in values}
