@@ -10,11 +10,9 @@ Prints one JSON object.
 """
 
 import argparse
-import json
 import os
 import signal
 import statistics
-import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.checkpoint import Training
+from bench.one_program import parser, run
 from bench.series import phases, start, undisturbed
 from phosd.engine.job.progress import Progress
 from phosd.engine.node.node import Node, NodeConfig
@@ -46,19 +45,10 @@ def timed(operation: Callable[[Progress], Any]) -> tuple[Any, dict[str, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--gpus", default="0", help="ordinals (%(default)s)")
-    parser.add_argument("--against", type=int, default=20, help="lines (%(default)s)")
-    parser.add_argument("--times", type=int, default=3, help="of each (%(default)s)")
-    parser.add_argument("--memory-tier", default="30G")
-    parser.add_argument("--state", type=Path, default=Path("/var/tmp"))
-    parser.add_argument("program", nargs="+")
-    arguments = parser.parse_args()
-    arguments.torchrun = 0
-    with tempfile.TemporaryDirectory(
-        prefix="phos-bench-", dir=arguments.state, ignore_cleanup_errors=True
-    ) as name:
-        print(json.dumps(case(arguments, Path(name))))
+    made = parser(__doc__)
+    made.add_argument("--gpus", default="0", help="ordinals (%(default)s)")
+    made.add_argument("--times", type=int, default=3, help="of each (%(default)s)")
+    run(made, case)
 
 
 def case(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:

@@ -10,14 +10,14 @@ ended. With ``--neighbour`` one that was started before computes beside them. Pr
 """
 
 import argparse
-import json
 import os
 import signal
-import tempfile
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from bench.one_program import parser, run
 from bench.stage import Failed, Phos, Shown, start_undisturbed, wait_until, words_of
 from bench.starts import Growth, spread
 from phosd.client import Client
@@ -46,10 +46,8 @@ def started(client: Client, folder: Path, *running: Path) -> tuple[Row, int, Pat
     outputs.
     """
     paths = {*folder.glob(f"*.clone-{_NAME}-*")} - {*running}
-    outputs = {path: Growth(path) for path in paths}
-    for growth in outputs.values():
-        growth.__enter__()
-    try:
+    with ExitStack() as watching:
+        outputs = {path: watching.enter_context(Growth(path)) for path in paths}
         began = time.monotonic()
         job = client.start_pooled(_NAME).wait()
         took = time.monotonic() - began
@@ -62,9 +60,6 @@ def started(client: Client, folder: Path, *running: Path) -> tuple[Row, int, Pat
         phases = {phase.name: round(phase.seconds, 4) for phase in job.phases}
         row = {"call_s": took, "output_s": after, "from": job.mode, "phases_s": phases}
         return row, int(job.result), output
-    finally:
-        for growth in outputs.values():
-            growth.__exit__()
 
 
 def ended(pid: int, output: Path, values: dict[int, str]) -> int:
@@ -120,19 +115,11 @@ def case(arguments: argparse.Namespace, folder: Path) -> Row:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--count", type=int, default=10)
-    parser.add_argument("--hollow", type=int, default=2, help="that wait (%(default)s)")
-    parser.add_argument("--against", type=int, default=20, help="lines (%(default)s)")
-    parser.add_argument("--neighbour", action="store_true")
-    parser.add_argument("--memory-tier", default="30G")
-    parser.add_argument("--state", type=Path, default=Path("/var/tmp"))
-    parser.add_argument("program", nargs="+")
-    arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory(
-        prefix="phos-bench-", dir=arguments.state, ignore_cleanup_errors=True
-    ) as name:
-        print(json.dumps(case(arguments, Path(name))))
+    made = parser(__doc__)
+    made.add_argument("--count", type=int, default=10)
+    made.add_argument("--hollow", type=int, default=2, help="that wait (%(default)s)")
+    made.add_argument("--neighbour", action="store_true")
+    run(made, case)
 
 
 if __name__ == "__main__":

@@ -11,11 +11,9 @@ object.
 """
 
 import argparse
-import json
 import os
 import signal
 import statistics
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -26,6 +24,7 @@ from typing import Any, Self
 
 from bench.checkpoint import Training, wait_until
 from bench.clones import timed
+from bench.one_program import parser, run
 from bench.series import start, undisturbed
 from phosd.engine.job.progress import Progress
 from phosd.engine.node.node import Node, NodeConfig
@@ -153,20 +152,11 @@ def case(arguments: argparse.Namespace, folder: Path) -> Row:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--levels", default="image,suspended,hollow", help="(%(default)s)")
-    parser.add_argument("--count", type=int, default=10, help="of each (%(default)s)")
-    parser.add_argument("--against", type=int, default=20, help="lines (%(default)s)")
-    parser.add_argument("--neighbour", action="store_true")
-    parser.add_argument("--memory-tier", default="30G")
-    parser.add_argument("--state", type=Path, default=Path("/var/tmp"))
-    parser.add_argument("program", nargs="+")
-    arguments = parser.parse_args()
-    arguments.torchrun = 0
-    with tempfile.TemporaryDirectory(
-        prefix="phos-bench-", dir=arguments.state, ignore_cleanup_errors=True
-    ) as name:
-        print(json.dumps(case(arguments, Path(name))))
+    made = parser(__doc__)
+    made.add_argument("--levels", default="image,suspended,hollow", help="(%(default)s)")
+    made.add_argument("--count", type=int, default=10, help="of each (%(default)s)")
+    made.add_argument("--neighbour", action="store_true")
+    run(made, case)
 
 
 if __name__ == "__main__":

@@ -9,10 +9,9 @@ from phosd.cli.client import call
 from phosd.cli.command import command
 from phosd.cli.names import resolve
 from phosd.cli.settings import Settings
+from phosd.client.pools import Pool
 from phosd.client.users import user_name
 from phosd.interface.options import PoolOptions
-
-_COLUMNS = ("name", "owner", "image", "hollow", "max", "waiting", "running", "trouble")
 
 
 @command()
@@ -67,8 +66,7 @@ def _require_words(action: str, name: str | None, image: str | None) -> None:
 
 def _list(settings: Settings) -> None:
     rows: list[dict[str, Any]] = [
-        dict(zip(_COLUMNS, row, strict=True)) | {"trouble": row[-1] or None}
-        for row in call(settings, "ListPools")
+        Pool(*row)._asdict() | {"trouble": row[-1] or None} for row in call(settings, "ListPools")
     ]
     settings.rows(
         rows,

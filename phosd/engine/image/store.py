@@ -111,15 +111,18 @@ class Store(StoreFolder):
 
     def _manifest(self, folder: int, image_id: str) -> Manifest:
         """Return the manifest in an open folder, which is read anew if it was written to."""
-        stamp = manifest_stamp(folder)
-        known = self._read.get(image_id)
+        stamp, known = manifest_stamp(folder), self._read.get(image_id)
         if known is None or known[0] != stamp:
-            known = self._read[image_id] = stamp, read_manifest(folder, image_id, self.key)
+            known = self._read[image_id] = stamp, self._read_manifest(folder, image_id)
         return known[1]
 
+    def _read_manifest(self, folder: int, image_id: str) -> Manifest:
+        return read_manifest(folder, image_id, self.key)
+
     @contextmanager
-    def open(self, image_id: str) -> "Iterator[Image]":
+    def open(self, image_id: str, *, known: bool = False) -> "Iterator[Image]":
         """Open an image to restore or verify; its folder and packs are open inside the context.
+        ``known``: its manifest need not be read again if it was, and was not written to since.
 
         Raises :class:`NoSuchImage`, or :class:`ImageCorrupt` if the manifest is damaged or a pack
         is missing.
@@ -128,7 +131,8 @@ class Store(StoreFolder):
             with self.locked():
                 image.folder = self._open_folder(image_id)
                 fcntl.flock(image.folder, fcntl.LOCK_SH)
-                image.manifest = self._manifest(image.folder, image_id)
+                read = self._manifest if known else self._read_manifest
+                image.manifest = read(image.folder, image_id)
                 for number in sorted(packs_of(image.manifest)):
                     image.packs[number] = self._open_pack(image_id, number)
             yield image

@@ -22,7 +22,7 @@ def keep_pinned(node: Node, hollow: Suspended) -> None:
     shelf = node.suspend_store.shelf_of(hollow)
     try:
         node.movers.begin(hollow.gpus)
-        with shelf.open(hollow.image) as image, ExitStack() as opened:
+        with shelf.open(hollow.image, known=True) as image, ExitStack() as opened:
             for gpu, packs in _by_gpu(image.manifest).items():
                 files = [_writable(shelf, number, opened) for number in sorted(packs)]
                 mover = node.movers.mover(gpu)

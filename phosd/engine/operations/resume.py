@@ -5,7 +5,7 @@ repeated. The stored data stay until the program runs.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 
 import msgspec
@@ -13,6 +13,7 @@ import msgspec
 from phosd.engine.faults import Point, point
 from phosd.engine.hook_client.link import HookLink, HookState, reach
 from phosd.engine.image.manifest import Manifest
+from phosd.engine.image.store import Image
 from phosd.engine.job.progress import Progress
 from phosd.engine.node.node import Node
 from phosd.engine.node.suspended import Suspended
@@ -75,7 +76,7 @@ def resume(node: Node, pid: int, options: ResumeOptions, progress: Progress) -> 
         thaw = _claimed(node, job, suspended, options.caller)
         if not options.gpu:  # most of its start goes by while the image is opened
             node.movers.begin(suspended.gpus)
-        image = job.enter_context(node.suspend_store.shelf_of(suspended).open(suspended.image))
+        image = job.enter_context(_opened(node, suspended))
         manifest = image.manifest = _with_pids(image.manifest, suspended)
         suspended, further = _as_the_driver_says(node, suspended)
         if options.hollow:
@@ -132,6 +133,11 @@ def resume(node: Node, pid: int, options: ResumeOptions, progress: Progress) -> 
 def _delete(node: Node, resumed: Suspended) -> None:
     node.suspend_store.shelf_of(resumed).delete(resumed.image)
     forget_removed(node, resumed)
+
+
+def _opened(node: Node, suspended: Suspended) -> AbstractContextManager[Image]:
+    shelf = node.suspend_store.shelf_of(suspended)
+    return shelf.open(suspended.image, known=True)
 
 
 def _claimed(node: Node, job: ExitStack, suspended: Suspended, caller: int) -> Callable[[], None]:

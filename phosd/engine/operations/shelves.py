@@ -1,6 +1,7 @@
 """Choose where the device memory of a suspended program is kept."""
 
 import logging
+from collections.abc import Iterator
 
 from phosd.engine.image.store import Store
 from phosd.engine.node.node import Node
@@ -14,18 +15,26 @@ _SPARE = 1 / 16
 _log = logging.getLogger(__name__)
 
 
-def place_for(node: Node, wanted: str, size: int, contexts: int) -> str:
-    """Choose where to save ``size`` bytes of device memory, beside the bytes of ``contexts`` that
-    the driver saves in host memory. Raises :class:`OutOfSpace`.
+def shelves(node: Node, wanted: str) -> Iterator[tuple[str, Store]]:
+    """Yield the shelves that may do, the faster one first, each with its place. Where none can be
+    mounted or made is logged, or raised if nothing else is ``wanted``.
     """
     for where in PLACES if wanted == "auto" else (wanted,):
         try:
             shelf = node.suspend_store.shelf(where)
-        except (NotAuthorized, OutOfSpace) as error:  # nothing can be mounted, or made there
-            if where != wanted:
-                _log.warning("nothing is suspended to %s: %s", where, error)
-                continue
-            raise
+        except (NotAuthorized, OutOfSpace) as error:
+            if where == wanted:
+                raise
+            _log.warning("nothing is suspended to %s: %s", where, error)
+        else:
+            yield where, shelf
+
+
+def place_for(node: Node, wanted: str, size: int, contexts: int) -> str:
+    """Choose where to save ``size`` bytes of device memory, beside the bytes of ``contexts`` that
+    the driver saves in host memory. Raises :class:`OutOfSpace`.
+    """
+    for where, shelf in shelves(node, wanted):
         if size <= room_on(shelf, where, contexts):
             return where
     raise OutOfSpace(

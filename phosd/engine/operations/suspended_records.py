@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 
-from phosd.engine.image.manifest import Block, Manifest, Tree
+from phosd.engine.image.manifest import Block, Manifest, Process, Tree
 from phosd.engine.image.usage import pack_bytes
 from phosd.engine.image.writer import ImageWriter
 from phosd.engine.node.machine import describe_gpus, this_host
@@ -29,16 +29,36 @@ def manifest_of(
     """
     records = saved_records if own_ids else process_records
     roots = [tree.root.own_pid if own_ids else tree.root.pid for tree in trees]
+    return manifest_with(
+        writer,
+        gpus,
+        [Tree(root, f"tree-{n}", ()) for n, root in enumerate(roots)],
+        records(trees, group, parked=parked),
+        blocks,
+        mode="suspend" if parked else "driver",
+    )
+
+
+def manifest_with(
+    writer: ImageWriter,
+    gpus: Iterable[int],
+    trees: Iterable[Tree],
+    processes: Iterable[Process],
+    blocks: Iterable[Block],
+    *,
+    mode: str = "suspend",
+) -> Manifest:
+    """Return the manifest of device memory alone, of these processes."""
     return Manifest(
         id=writer.id,
         created=datetime.now(UTC).isoformat(timespec="milliseconds"),
-        mode="suspend" if parked else "driver",
+        mode=mode,
         owner=writer.owner,
         host=this_host(None),
         gpus=describe_gpus(gpus, gpus),
-        trees=tuple(Tree(root, f"tree-{n}", ()) for n, root in enumerate(roots)),
-        processes=records(trees, group, parked=parked),
-        blocks=blocks,
+        trees=tuple(trees),
+        processes=tuple(processes),
+        blocks=tuple(blocks),
         stop_seconds=0.0,
     )
 

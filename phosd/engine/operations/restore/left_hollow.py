@@ -5,7 +5,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
 
 import msgspec
 
@@ -19,16 +18,16 @@ from phosd.engine.image.usage import pack_bytes
 from phosd.engine.image.writer import ImageWriter
 from phosd.engine.job.progress import Progress
 from phosd.engine.job.rollback import Undo
-from phosd.engine.node.machine import describe_gpus, this_host
 from phosd.engine.node.node import Node
 from phosd.engine.node.suspended import HOLLOW, Suspended
 from phosd.engine.operations.admission import DiskLimits
 from phosd.engine.operations.pinned_shelf import keep_pinned
-from phosd.engine.operations.shelves import PLACES, room_on, taken_by
+from phosd.engine.operations.shelves import room_on, shelves, taken_by
 from phosd.engine.operations.standing_still import freeze
+from phosd.engine.operations.suspended_records import manifest_with
 from phosd.engine.system import procfs
 from phosd.engine.system.procfs import ProcessId
-from phosd.errors import Internal, NotAuthorized, OutOfSpace, Reason, Unsupported
+from phosd.errors import Internal, OutOfSpace, Reason, Unsupported
 from phosd.units import human_bytes
 
 
@@ -114,18 +113,9 @@ class Shelved:
             replace(each, start_time=ids[each.pid].start_time, parked=each.gpu)
             for each in manifest.processes
         )
-        return Manifest(
-            id=self.writer.id,
-            created=datetime.now(UTC).isoformat(timespec="milliseconds"),
-            mode="suspend",
-            owner=manifest.owner,
-            host=this_host(None),
-            gpus=describe_gpus(self.needs, self.needs),
-            trees=tuple(replace(tree, files=(), details=None) for tree in manifest.trees),
-            processes=tuple(processes),
-            blocks=tuple(replace(each, gpu=self.moves[each.gpu]) for each in self.blocks),
-            stop_seconds=0.0,
-        )
+        trees = (replace(tree, files=(), details=None) for tree in manifest.trees)
+        blocks = (replace(each, gpu=self.moves[each.gpu]) for each in self.blocks)
+        return manifest_with(self.writer, self.needs, trees, processes, blocks)
 
 
 def _id_of(pid: int) -> ProcessId:
@@ -166,11 +156,7 @@ def shelved(
 
 def _begun(node: Node, image: Image, limits: DiskLimits, job: ExitStack) -> tuple[str, ImageWriter]:
     owner = image.manifest.owner
-    for where in PLACES:
-        try:
-            shelf = node.suspend_store.shelf(where)
-        except (NotAuthorized, OutOfSpace):  # nothing can be mounted, or made there
-            continue
+    for where, shelf in shelves(node, "auto"):
         with ExitStack() as unless_taken:
             writer = unless_taken.enter_context(shelf.begin(owner))
             lacking = 0 if _has_all(shelf, image) else lacking_bytes(image.manifest, writer)
