@@ -39,7 +39,7 @@ GROUPS = {
         "suspend": "Take a program off its GPUs for a while",
         "resume": "Bring a suspended program back",
         "swap": "Let two programs take turns on a GPU",
-        "pool": "Keep programs ready that `phos start NAME` starts in a moment",
+        "pool": "Keep programs ready for `phos start`",
         "start": "Start a program of a pool",
         "evacuate": "Clear a GPU of its programs",
     },

@@ -22,9 +22,9 @@ from phosd.interface.options import PoolOptions
 def pool(
     settings: Settings, action: str, name: str | None, image: str | None, **given: int | None
 ) -> None:
-    """Keep programs ready that `phos start NAME` starts in a moment. Each is a clone of an image,
-    has its contexts on a GPU and its memory in host memory, which all of them share. When one is
-    started, the next is made. Without an action the pools are listed.
+    """Keep programs ready for `phos start`. Each is a clone of an image, has its contexts on a GPU
+    and its memory in host memory, which all of them share. When one is started, the next is made.
+    Without an action the pools are listed.
 
     \b
     Examples:
