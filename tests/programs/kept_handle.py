@@ -4,7 +4,8 @@ for its expandable segments: the owner twice, the other one the descriptor that 
 By turns each imports the memory anew by what it kept, and works on that mapping, which must be the
 same memory as the one that it has had all the time.
 
-With ``PHOS_TEST_AHEAD`` each imports it long before it maps it.
+With ``PHOS_TEST_AHEAD`` each imports it long before it maps it; if that is more than 1, so often at
+first, and then it closes the descriptors.
 """
 
 import os
@@ -37,14 +38,22 @@ class Again:
         ok(driver.cuMemRelease(self._handle))
 
 
-AHEAD = bool(os.environ.get("PHOS_TEST_AHEAD"))
+AHEAD = int(os.environ.get("PHOS_TEST_AHEAD") or 0)
 ahead: list[Again] = []
 """What is imported, and not mapped yet."""
 
 
+def import_all(size: int, *descriptors: int) -> None:
+    """Import the memory as often as it is mapped later, if all of that is to be ahead."""
+    if AHEAD > 1:
+        ahead.extend(Again(descriptors[0], size) for _ in range(AHEAD))
+        for each in descriptors:
+            os.close(each)
+
+
 def worked_on(descriptor: int, shared: int, size: int, step: int, device: Device) -> bytes:
     """What is in the memory after work on another mapping of it."""
-    if AHEAD and not ahead:
+    if AHEAD == 1 and not ahead:
         ahead.append(Again(descriptor, size))
     if step % AGAIN:
         return b""
@@ -64,6 +73,7 @@ def second(peer: socket.socket) -> None:
     _, (descriptor,), _, _ = socket.recv_fds(peer, 1, 1)
     shared = map_memory(ok(driver.cuMemImportFromShareableHandle(descriptor, POSIX)), size)
     rank = Rank(device, shared, size)
+    import_all(size, descriptor)
     for step in range(1 << 30):
         seed = int.from_bytes(receive(peer, 8), "little")
         worked_on(descriptor, shared, size, step + 1, device)
@@ -83,6 +93,7 @@ def first(peer: socket.socket) -> None:
     peer.sendall(size.to_bytes(8, "little"))
     socket.send_fds(peer, [b"m"], [descriptor])
     rank = Rank(device, shared, size)
+    import_all(size, descriptor, twice)
     for step in report.steps():
         mine = rank.turn(step, report.seed)
         mine += worked_on((descriptor, twice)[step % 2], shared, size, step, device)

@@ -44,6 +44,7 @@ from phosd.engine.program import driver_checkpoint
 from phosd.engine.program.discovery import discover_group
 from phosd.engine.program.group import CheckpointGroup, explain_death
 from phosd.engine.program.held import held
+from phosd.engine.program.kept_open import require_none_kept_open
 from phosd.engine.program.locked import locked
 from phosd.engine.program.process_gpus import gpus_of
 from phosd.errors import InvalidOption, PhosError
@@ -183,6 +184,7 @@ def _by_precopy(move: _Move) -> None:
             with Undo() as undo, ThreadPoolExecutor(1) as beside:
                 rest = beside.submit(replicas.finish, Progress())
                 park(group.links, memory, undo)
+                require_none_kept_open(group.living, memory.shared())
                 progress.phase("control", stopped=True)
                 point(Point.MIGRATE_CONTROL)
                 reservation = move.reservation(memory.movers(), move.deadline)

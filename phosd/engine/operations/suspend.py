@@ -47,6 +47,7 @@ from phosd.engine.operations.suspended_records import entry_of, manifest_of
 from phosd.engine.program import driver_checkpoint
 from phosd.engine.program.discovery import discover_group
 from phosd.engine.program.group import CheckpointGroup, explain_death
+from phosd.engine.program.kept_open import require_none_kept_open
 from phosd.engine.system import procfs
 from phosd.engine.system.slurm_steps import kept_thawed
 from phosd.errors import InvalidOption, Reason, Unsupported
@@ -255,6 +256,7 @@ def _parked(
         progress.phase("park", stopped=True)
         point(Point.SUSPEND_PARK)
         park(group.links, memory, suspension.undo)
+        require_none_kept_open(group.living, memory.shared())
         size = sum(h.block.size for h in distinct(exported))
         with _saved_beside(dump, exported, progress) as saving:
             reservation, left = None, size

@@ -57,10 +57,11 @@ def test_a_kept_descriptor_names_the_restored_memory(
 def test_it_is_suspended_before_it_maps_what_it_has_imported(
     node: Node, start: Starter, undisturbed: Undisturbed
 ) -> None:
-    target = start("kept_handle", extra={"PHOS_TEST_AHEAD": "1"})
+    target = start("kept_handle", extra={"PHOS_TEST_AHEAD": "100"})
     target.wait_for_steps(3)
     suspend(node, target.pid, SuspendOptions(), Progress())
     resume(node, target.pid, ResumeOptions(), Progress())
+    target.more_steps(2 * AFTER)  # it has mapped what it had imported before
     computes_right(target, undisturbed)
 
 

@@ -97,6 +97,22 @@ def test_destinations_that_mean_nothing(
     computes_right(single, undisturbed)
 
 
+@pytest.mark.parametrize("ahead", ["", "1"], ids=["now", "ahead"])
+def test_a_descriptor_that_it_keeps_would_lead_to_other_memory(
+    node: Node, start: Starter, undisturbed: Undisturbed, ahead: str
+) -> None:
+    target = start("kept_handle", extra={"PHOS_TEST_AHEAD": ahead})
+    target.wait_for_steps(3)
+    why = "keeps device memory open to share it"
+    for hollow in (False, True):
+        with pytest.raises(Unsupported, match=why):
+            suspend(node, target.pid, SuspendOptions(hollow=hollow), Progress())
+    with pytest.raises(Unsupported, match=why):
+        moving(node, target, "1")(Progress())
+    target.more_steps(2 * AFTER)
+    computes_right(target, undisturbed)
+
+
 def test_destinations_of_a_program_on_two_gpus(
     node: Node, start: Starter, undisturbed: Undisturbed
 ) -> None:
