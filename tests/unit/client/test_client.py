@@ -172,10 +172,10 @@ def test_what_still_runs_ends_with_its_loop() -> None:
             await asyncio.sleep(0)
             ended.set()
 
-    asyncio.run_coroutine_threadsafe(connect(), loop._loop)
+    left = asyncio.run_coroutine_threadsafe(connect(), loop._loop)  # else it might be collected
     assert begun.wait(60)
     loop.close()
-    assert ended.is_set()
+    assert ended.is_set() and left.cancelled()
 
 
 def test_a_shell_completes_what_is_exported() -> None:
