@@ -124,6 +124,9 @@ class ProcessRow(TypedDict):
     container: dict[str, str] | None
     slurm_step: str | None
     restarter: str | None
+    hollow: bool
+    wakes: bool
+    idle: float | None
 
 
 class ProcessDetails(ProcessRow):

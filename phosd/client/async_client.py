@@ -22,6 +22,7 @@ from phosd.client.options import (
     PoolOptions,
     RestoreOptions,
     ResumeOptions,
+    SleepOptions,
     SuspendOptions,
     VerifyOptions,
 )
@@ -220,9 +221,9 @@ class AsyncClient:
         """
         return self._handle(await self._ask("Migrate", pid, destination, **options))
 
-    async def suspend(self, pid: int, **options: Unpack[SuspendOptions]) -> "AsyncJobHandle":
+    async def suspend(self, pid: int, **options: Unpack[SleepOptions]) -> "AsyncJobHandle":
         """Take a process off its GPUs; it stands still until it is resumed. Options:
-        :class:`SuspendOptions`.
+        :class:`SleepOptions`.
         """
         return self._handle(await self._ask("Suspend", pid, **options))
 

@@ -1,16 +1,19 @@
 """Options of the calls, by their names on D-Bus. What is left out is phosd's default."""
 
 from phosd.interface.list_options import EventOptions, HistoryOptions
+from phosd.interface.move_options import (
+    MigrateOptions,
+    ResumeOptions,
+    SleepOptions,
+    SuspendOptions,
+)
 from phosd.interface.options import (
     CheckpointOptions,
     JobOptions,
-    MigrateOptions,
     PoolOptions,
     QueueOptions,
     RestoreOptions,
-    ResumeOptions,
     StopOptions,
-    SuspendOptions,
     VerifyOptions,
 )
 
@@ -24,6 +27,7 @@ __all__ = [
     "QueueOptions",
     "RestoreOptions",
     "ResumeOptions",
+    "SleepOptions",
     "StopOptions",
     "SuspendOptions",
     "VerifyOptions",

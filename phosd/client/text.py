@@ -5,7 +5,16 @@ from collections.abc import Mapping
 from phosd.plain_text import plain
 from phosd.units import age_text, human_bytes
 
-__all__ = ["NO_GPU", "WITHIN", "container_text", "figure", "human_bytes", "plain", "rate"]
+__all__ = [
+    "NO_GPU",
+    "WITHIN",
+    "container_text",
+    "figure",
+    "human_bytes",
+    "plain",
+    "rate",
+    "state_text",
+]
 
 NO_GPU = "phosd sees no GPU; `phos doctor` says what is missing"
 
@@ -24,6 +33,13 @@ def figure(name: str, number: float) -> str:
     if name.endswith("bytes"):
         return f"{words} {human_bytes(number)}"
     return f"{words} {number:.3g} s" if name.endswith("seconds") else f"{words} {number:g}"
+
+
+def state_text(state: str, *, hollow: bool, wakes: bool) -> str:
+    """Return a process's state in a word: one that is suspended may be more than that."""
+    if not hollow:
+        return state
+    return "asleep" if wakes else "hollow"
 
 
 def container_text(container: Mapping[str, str]) -> str:

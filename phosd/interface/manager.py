@@ -3,7 +3,7 @@
 A method that starts work returns its job at once; options that nobody knows are errors.
 """
 
-from phosd.interface import list_options, options, records
+from phosd.interface import list_options, move_options, options, records
 from phosd.interface.model import Event, Interface, Method, properties_of
 
 _CHECKS = "a(sss) checks"
@@ -143,7 +143,7 @@ MOVE_METHODS = (
         "u pid, s destination",
         "o job",
         "Move a process to other GPUs, a destination.",
-        options.MigrateOptions,
+        move_options.MigrateOptions,
         "migrate",
     ),
     Method(
@@ -151,7 +151,7 @@ MOVE_METHODS = (
         "u pid",
         "o job",
         "Take a process off its GPUs, to host memory or disk; it keeps its pid and stands still.",
-        options.SuspendOptions,
+        move_options.SleepOptions,
         "suspend",
     ),
     Method(
@@ -159,7 +159,7 @@ MOVE_METHODS = (
         "u pid",
         "o job",
         "Bring a suspended process back, on its GPUs or others.",
-        options.ResumeOptions,
+        move_options.ResumeOptions,
         "resume",
     ),
     Method(
@@ -167,7 +167,7 @@ MOVE_METHODS = (
         "u leaving, u coming",
         "o job",
         "Suspend one process and resume another in its place.",
-        options.SuspendOptions,
+        move_options.SuspendOptions,
         "swap",
     ),
     Method(

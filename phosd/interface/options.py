@@ -25,11 +25,9 @@ Operation = Literal[
 JobState = Literal["queued", "running", "done", "failed", "cancelled", "interrupted"]
 Severity = Literal["info", "warning", "error"]
 CheckpointMode = Literal["auto", "concurrent", "recopy", "stop", "driver"]
-MigrateMode = Literal["auto", "precopy", "driver"]
 Fallback = Literal["auto", "none"]
 Tcp = Literal["refuse", "close"]
 Then = Literal["run", "end", "hold"]
-Where = Literal["auto", "memory", "disk"]
 Files = Literal["rollback", "keep", "cut", "as-is"]
 CloneFiles = Literal["copy", "share", "refuse"]
 
@@ -313,70 +311,6 @@ class VerifyOptions(JobOptions, total=False):
     ]
     files: Annotated[
         Files, Said("With `rehearse`: as of a restore.", "rollback", feature="rehearsals")
-    ]
-
-
-class MigrateOptions(StopOptions, total=False):
-    """Options of a migration."""
-
-    mode: Annotated[
-        MigrateMode,
-        Said(
-            "`precopy`: copy the memory while the program runs; `driver`: needs no hook, and stops "
-            "the program for as long as the driver takes; `auto` chooses, and the job's notes say "
-            "why.",
-            "auto",
-        ),
-    ]
-    deadline: Annotated[float, Said("The seconds that the program may take to come to rest.", 10.0)]
-
-
-class SuspendOptions(StopOptions, total=False):
-    """Options of a suspension, and of a swap."""
-
-    where: Annotated[
-        Where,
-        Said(
-            "Where the device memory goes: `auto` is host memory, or the disk if host memory is "
-            "short.",
-            "auto",
-        ),
-    ]
-    deadline: Annotated[float, Said("The seconds that the program may take to come to rest.", 10.0)]
-    thaw: Annotated[
-        bool,
-        Said(
-            "If the process is in a step of a Slurm job that is frozen meanwhile, thaw the step, "
-            "which stays so.",
-            False,
-        ),
-    ]
-
-    hollow: Annotated[
-        bool,
-        Said(
-            "Leave the contexts on the GPUs, some 0.5 GB of each process: the program is resumed "
-            "sooner, and on these GPUs alone. All its processes are frozen, in a cgroup of their "
-            "own below theirs. `Suspend` without it takes the contexts off, too, and freezes "
-            "nothing.",
-            False,
-            feature="hollow",
-        ),
-    ]
-
-
-class ResumeOptions(QueueOptions, total=False):
-    """Options of a resumption."""
-
-    gpu: Annotated[str, Said("A destination.", otherwise="where the process was")]
-    hollow: Annotated[
-        bool,
-        Said(
-            "Bring the contexts back alone, so that the next `Resume` takes less time. The program "
-            "is frozen until then.",
-            False,
-            feature="hollow",
-        ),
     ]
 
 

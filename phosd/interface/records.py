@@ -116,6 +116,17 @@ class Process:
         "unit bert.service`, `pod ann/bert-0`, `Slurm job 4711`; empty: nothing that phosd knows.",
         private=True,
     )
+    hollow: bool = prop(
+        "Hollow", "b", "Whether it is suspended with its contexts on its GPUs, and frozen."
+    )
+    wakes: bool = prop(
+        "Wakes", "b", "Whether it is resumed when somebody calls it, should it be suspended."
+    )
+    idle: float = prop(
+        "Idle",
+        "d",
+        "Seconds without work after which it is suspended until somebody calls it; 0: it is not.",
+    )
     every: float = prop(
         "CheckpointInterval", "d", "Seconds between periodic checkpoints; 0: there are none."
     )

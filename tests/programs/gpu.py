@@ -180,8 +180,13 @@ class Report:
         """A 64-bit number that depends on everything told so far."""
         return int.from_bytes(self._hash.digest(), "little")
 
+    @property
+    def digest(self) -> str:
+        """The digest of all that was told so far."""
+        return self._hash.hexdigest()
+
     def tell(self, step: int, computed: bytes) -> None:
         """Print the line of a step in one write, then rest."""
         self._hash.update(computed)
-        os.write(1, f"{step} {self._hash.hexdigest()}\n".encode())
+        os.write(1, f"{step} {self.digest}\n".encode())
         time.sleep(PACE)

@@ -339,6 +339,9 @@ class FakeEngine:
         self._becomes(leaving, state="suspended")
         self._becomes(coming, state="running")
 
+    def launch_count(self, process: ProcessId, count_seconds: int) -> int:
+        return len(self.launched)
+
     def divided(self, gpu: int) -> str:
         return "is in MIG mode" if gpu in self.in_pieces else ""
 

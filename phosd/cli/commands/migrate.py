@@ -8,7 +8,7 @@ from phosd.cli import options
 from phosd.cli.command import command
 from phosd.cli.job import summary, watch
 from phosd.cli.settings import Settings
-from phosd.interface.options import MigrateOptions
+from phosd.interface.move_options import MigrateOptions
 
 
 @command()

@@ -13,7 +13,7 @@ from phosd.cli.command import command
 from phosd.cli.settings import Settings
 from phosd.client.daemon import Managed
 from phosd.client.errors import CommandError, of_bus
-from phosd.client.text import container_text, human_bytes
+from phosd.client.text import container_text, human_bytes, state_text
 from phosd.client.users import user_name
 from phosd.interface.methods import PROCESS
 from phosd.units import duration_text
@@ -40,7 +40,8 @@ def ps(settings: Settings, pid: int | None, log: bool, known: bool) -> None:
     GPU has the numbers of its GPUs (`phos gpus`). HOOK says how it can be saved: hooked (by
     phosd, quickly), driver (by the CUDA driver alone, slowly), or unsupported, with the reason.
     EVERY: its periodic checkpoints, and how many images of them are kept. STATE is running,
-    suspended (`phos resume` brings it back), or what a job or another tool does with the process.
+    suspended (`phos resume` brings it back), hollow (suspended, with its contexts on its GPUs),
+    asleep (hollow until somebody calls it), or what a job or another tool does with the process.
     CONTAINER is shown where there is one: its runtime, pod and name. So is SLURM JOB: the job and
     its step.
 
@@ -93,7 +94,7 @@ def _list(settings: Settings) -> None:
             "GPU": _gpus,
             "MEMORY": lambda row: human_bytes(row["device_bytes"]),
             "HOOK": lambda row: row["hook"],
-            "STATE": lambda row: row["state"],
+            "STATE": _state,
             "LAST IMAGE": lambda row: row["last_image"],
             "EVERY": _every,
             "COMMAND": lambda row: (shlex.join(row["command"]), _because(row)),
@@ -111,6 +112,18 @@ def _every(row: dict[str, Any]) -> str:
 
 def _gpus(row: dict[str, Any]) -> str:
     return ", ".join(str(gpu["ordinal"]) for gpu in row["gpus"])
+
+
+def _state(row: dict[str, Any]) -> str:
+    return state_text(row["state"], hollow=row["hollow"], wakes=row["wakes"])
+
+
+def _idle(row: dict[str, Any]) -> str:
+    """Return when it falls asleep, and what wakes it."""
+    if not row["wakes"]:
+        return ""
+    idle = f", asleep after {duration_text(row['idle'])} without work" if row["idle"] else ""
+    return f"; woken when somebody calls it{idle}"
 
 
 def _container(row: dict[str, Any]) -> str:
@@ -164,7 +177,7 @@ def _show(settings: Settings, path: str) -> None:
             **({"container": _container(row)} if row["container"] else {}),
             **({"slurm job": _slurm_step(row)} if row["slurm_step"] else {}),
             "hook": row["hook"] + (f": {row['reason']}" if row["reason"] else ""),
-            "state": row["state"],
+            "state": _state(row) + _idle(row),
             "memory": human_bytes(row["device_bytes"]),
             "last image": row["last_image"],
             "every": _every(row),
@@ -237,4 +250,7 @@ def _row(process: dict[str, Any], found: Managed) -> dict[str, Any]:
         "container": process.get("Container") or None,
         "slurm_step": process.get("SlurmStep") or None,
         "restarter": process.get("Restarter") or None,
+        "hollow": process.get("Hollow", False),
+        "wakes": process.get("Wakes", False),
+        "idle": process.get("Idle") or None,
     }

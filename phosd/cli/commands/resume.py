@@ -9,7 +9,7 @@ from phosd.cli.command import command
 from phosd.cli.commands.migrate import gpus, tell_notes
 from phosd.cli.job import watch
 from phosd.cli.settings import Settings
-from phosd.interface.options import ResumeOptions
+from phosd.interface.move_options import ResumeOptions
 
 
 @command()

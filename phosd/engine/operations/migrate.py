@@ -48,7 +48,7 @@ from phosd.engine.program.kept_open import require_none_kept_open
 from phosd.engine.program.locked import locked
 from phosd.engine.program.process_gpus import gpus_of
 from phosd.errors import InvalidOption, PhosError
-from phosd.interface.options import MigrateMode
+from phosd.interface.move_options import MigrateMode
 
 MODES: tuple[str, ...] = get_args(MigrateMode)
 if TYPE_CHECKING:  # callers may have read the word somewhere, and msgspec checks it

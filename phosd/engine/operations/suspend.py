@@ -51,7 +51,7 @@ from phosd.engine.program.kept_open import require_none_kept_open
 from phosd.engine.system import procfs
 from phosd.engine.system.slurm_steps import kept_thawed
 from phosd.errors import InvalidOption, Reason, Unsupported
-from phosd.interface import options as stated
+from phosd.interface import move_options as stated
 
 if TYPE_CHECKING:  # callers may have read the word somewhere, and msgspec checks it
     Where = str

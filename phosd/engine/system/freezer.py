@@ -100,7 +100,7 @@ class Freezer:
         Raises :class:`Unsupported` if the kernel refuses that.
         """
         moved = False
-        for pid in _with_those_below(processes):
+        for pid in with_those_below(processes):
             place, inside = self._place_of(image, pid) or (None, True)
             if place is not None and not inside:
                 moved = _move(pid, place) or moved
@@ -248,7 +248,7 @@ def await_thawed(pids: Iterable[int]) -> None:
             time.sleep(_LOOK_SECONDS)
 
 
-def _with_those_below(processes: Collection[ProcessId]) -> Iterator[int]:
+def with_those_below(processes: Iterable[ProcessId]) -> Iterator[int]:
     """Yield the processes that live, and all below them, as they are now. A zombie is in a cgroup,
     too, and cannot be moved.
     """

@@ -6,7 +6,7 @@ import os
 import socket
 import struct
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 
 from phosd.engine.system import procfs, sock_diag
@@ -33,12 +33,15 @@ class State(IntEnum):
 
 @dataclass(frozen=True)
 class TcpSocket:
-    """A TCP socket. ``inode`` is 0 if no process has it open, as while it waits to be accepted."""
+    """A TCP socket. ``inode`` is 0 if no process has it open, as while it waits to be accepted.
+    ``unread``: bytes that wait to be read, or, if it listens, connections to be accepted.
+    """
 
     inode: int
     state: int
     here: Place
     there: Place
+    unread: int = field(default=0, compare=False)
 
     @property
     def connected(self) -> bool:
@@ -118,7 +121,10 @@ def place(address: str, port: int) -> Place:
 def _rows(text: str) -> Iterator[TcpSocket]:
     for line in text.splitlines()[1:]:
         row = line.split()
-        yield TcpSocket(int(row[9]), int(row[3], 16), _place(row[1]), _place(row[2]))
+        state, unread = int(row[3], 16), int(row[4].rpartition(":")[2], 16)
+        if state == State.PEER_FINISHED:
+            unread -= 1  # the kernel counts the end, too
+        yield TcpSocket(int(row[9]), state, _place(row[1]), _place(row[2]), unread)
 
 
 def _place(word: str) -> Place:

@@ -40,6 +40,7 @@ from phosd.service.tasks.own_checkpoints import OwnCheckpoints
 from phosd.service.tasks.periodic import Periodic
 from phosd.service.tasks.pools import Pools
 from phosd.service.tasks.runtime_checkpoints import RuntimeCheckpoints
+from phosd.service.tasks.sleepers import Sleepers
 from phosd.service.tasks.verifications import Verifications
 
 
@@ -60,9 +61,9 @@ def compose(config: Config, engine: Engine, connection: Connection, history: His
         lambda job: manager.job_ended(job),
     )
     jobs = JobTable(reports.listener(), history.next_job(), config.job_limits)
-    write_down = reports.write_down
-    checkpoints = Checkpoints(engine, history, jobs, write_down, lambda pid: inventory.subject(pid))
-    verifications = Verifications(engine, history, jobs, write_down)
+    submitting = engine, history, jobs, reports.write_down
+    checkpoints = Checkpoints(*submitting, lambda pid: inventory.subject(pid))
+    verifications, pools = Verifications(*submitting), Pools(*submitting)
     periodic = Periodic(
         *(checkpoints, jobs, history, config.periodic),
         lambda target: inventory.renew(target.pid),
@@ -76,8 +77,8 @@ def compose(config: Config, engine: Engine, connection: Connection, history: His
         serve(IMAGE, IMAGE_READERS, ImageMethods(*parts, lambda: inventory.refresh_images())),
         serve(GPU, GPU_READERS, GpuMethods(samples)),
     )
-    inventory = Inventory(config, engine, tree, history, periodic, interfaces, samples)
-    pools = Pools(engine, history, jobs, write_down)
+    sleepers = Sleepers(*submitting, lambda pid: inventory.renew(pid))
+    inventory = Inventory(config, engine, tree, history, periodic, sleepers, interfaces, samples)
     kept = config, engine, history, jobs, inventory, periodic, pools
     maintenance = Maintenance(*kept, lambda: tree.changed(ROOT))
     analyses = Analyses(engine, lambda: [*inventory.processes.values()], lambda: jobs.running > 0)
@@ -85,25 +86,25 @@ def compose(config: Config, engine: Engine, connection: Connection, history: His
         *(config.runtime_dir, engine, checkpoints, jobs, rights, query_pool, inventory.knows),
         inventory.refresh_processes,
     )
-    runtimes = RuntimeCheckpoints(config.runtime_dir, engine, history, jobs, write_down)
+    runtimes = RuntimeCheckpoints(config.runtime_dir, *submitting)
     manager = Manager(
         *(config, engine, history, journal, tree, jobs, periodic, own, runtimes, query_pool),
-        *(inventory, maintenance, analyses, pools),
+        *(inventory, maintenance, analyses, pools, sleepers),
     )
     pids = CallerPids(config.runtime_dir, connection.pid_of, query_pool)
     served = serve(
         *(MANAGER, MANAGER_READERS),
         Images(
             *(engine, history, jobs, rights, checkpoints, verifications, periodic, query_pool),
-            *(pids, inventory, pools, write_down),
+            *(pids, inventory, pools, reports.write_down),
         ),
         PoolMethods(engine, pools, rights),
-        Moves(engine, jobs, inventory, rights, query_pool, pids, write_down),
+        Moves(engine, jobs, inventory, sleepers, rights, query_pool, pids, reports.write_down),
         Listing(inventory, jobs, history, rights, query_pool, pids),
         Storage(inventory, rights, query_pool, lambda: manager.config),
         Pruning(engine, history, jobs, pools, query_pool),
         Namespaces(engine, connection.pid_of, query_pool),
-        Transfers(engine, jobs, rights, query_pool, write_down),
+        Transfers(engine, jobs, rights, query_pool, reports.write_down),
     )
     tree.publish(ROOT, served, manager, owner=None)
     return manager

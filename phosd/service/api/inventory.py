@@ -27,6 +27,7 @@ from phosd.service.jobs.job import Subject
 from phosd.service.process_identity import Target, ancestors, held_by, key_of
 from phosd.service.samples import PERIOD, Samples
 from phosd.service.tasks.periodic import Periodic
+from phosd.service.tasks.sleepers import Sleepers
 
 _POLL_SECONDS = 0.25
 _log = logging.getLogger(__name__)
@@ -77,6 +78,7 @@ class Inventory:
         tree: ObjectTree,
         history: History,
         periodic: Periodic,
+        sleepers: Sleepers,
         interfaces: ObjectInterfaces,
         samples: Samples,
     ) -> None:
@@ -85,6 +87,7 @@ class Inventory:
         self._tree = tree
         self._history = history
         self._periodic = periodic
+        self._sleepers = sleepers
         self._interfaces = interfaces
         looking = asyncio.Lock()
         self.refresh_processes = _Look(looking, self._look_for_processes)
@@ -293,7 +296,8 @@ class Inventory:
         schedule = self._periodic.of(process.pid, process.start_time)
         every, keep = (schedule.every, schedule.keep) if schedule else (0.0, 0)
         last = self._last_image.get(process_id, "") or self._restored_from(process.pid)
-        return ProcessView(process, last, gpus, every, keep if every else 0)
+        sleeper = self._sleepers.of(process_id)
+        return ProcessView(process, last, gpus, every, keep if every else 0, sleeper)
 
     def _restored_from(self, pid: int) -> str:
         """Return the image that the program of a process was restored from; empty: none."""

@@ -31,6 +31,7 @@ from phosd.service.tasks.own_checkpoints import OwnCheckpoints
 from phosd.service.tasks.periodic import Periodic
 from phosd.service.tasks.pools import Pools
 from phosd.service.tasks.runtime_checkpoints import RuntimeCheckpoints
+from phosd.service.tasks.sleepers import Sleepers
 
 _CHANGEABLE = ("retention_days", "periodic", "limits", "max_jobs", "jobs_per_gpu", "min_free")
 """Settings that can change while phosd runs."""
@@ -67,6 +68,7 @@ class Manager:
     maintenance: Maintenance
     analyses: Analyses
     pools: Pools
+    sleepers: Sleepers
     _metrics: "Metrics | None" = field(default=None, init=False)
     _background: set[asyncio.Task[None]] = field(default_factory=set, init=False)
 
@@ -111,6 +113,7 @@ class Manager:
         await self.own_checkpoints.start()
         await self.runtime_checkpoints.start()
         await self.pools.start()
+        await self.sleepers.start()
         self._in_background(self.inventory.watch())
         self._in_background(self.inventory.sample())
         self._in_background(self.maintenance.go_on())
@@ -122,6 +125,7 @@ class Manager:
     async def close(self) -> None:
         """Cancel the jobs and wait until every program runs again."""
         await self.pools.close()
+        await self.sleepers.close()
         await self.periodic.close()
         await self.own_checkpoints.stop_listening()
         await self.runtime_checkpoints.stop_listening()

@@ -22,10 +22,16 @@ from phosd.service.dbus.polkit import Action, Rights
 from phosd.service.dbus.query_pool import QueryPool
 from phosd.service.dbus.spec import method
 from phosd.service.jobs.engine import Programs
-from phosd.service.jobs.options import MigrateRequest, ResumeRequest, SuspendRequest
+from phosd.service.jobs.options import (
+    MigrateRequest,
+    ResumeRequest,
+    SleepRequest,
+    SuspendRequest,
+)
 from phosd.service.jobs.table import Job, JobState, JobTable, Outcome, Task
 from phosd.service.process_identity import Target, identify, program, require_same
 from phosd.service.tasks.checkpoints import claim_of, named, require_free_tree
+from phosd.service.tasks.sleepers import Sleepers
 
 OPERATIONS = ("migrate", "suspend", "resume", "swap")
 StepRow = tuple[int, str, int, str, str, str]
@@ -55,6 +61,7 @@ class Moves:
         engine: Programs,
         jobs: JobTable,
         inventory: Inventory,
+        sleepers: Sleepers,
         rights: Rights,
         query_pool: QueryPool,
         pids: CallerPids,
@@ -63,6 +70,7 @@ class Moves:
         self._engine = engine
         self._jobs = jobs
         self._inventory = inventory
+        self._sleepers = sleepers
         self._rights = rights
         self._query_pool = query_pool
         self._pids = pids
@@ -88,15 +96,25 @@ class Moves:
         return job_path(self._begin(caller, move, work))
 
     @method("Suspend")
-    async def suspend(self, caller: Caller, pid: int, options: SuspendRequest) -> str:
+    async def suspend(self, caller: Caller, pid: int, options: SleepRequest) -> str:
         """Take a process off its GPUs, to host memory or disk; it keeps its pid."""
         target, acting = await self._theirs(caller, pid)
         if options.thaw:
             _require_thawed(target.pid)
+        if options.sleeps:
+            await self._sleepers.require_room(target)
+        called = self._inventory.subject(target.pid).called
+        loop = asyncio.get_running_loop()
 
         def work(progress: Progress) -> Outcome:
             require_same(target)
-            where = self._engine.suspend(target.pid, options, acting, progress)
+            hollow = self._sleepers.hollow(target.id) if options.sleeps else None
+            if hollow is not None:
+                where = hollow.where
+            else:
+                where = self._engine.suspend(target.pid, options.each, acting, progress)
+            if options.sleeps:
+                self._sleepers.begin(loop, target, acting, options, called)
             return Outcome(where, where)
 
         job = self._begin(caller, _Move("suspend", (target,), options, options.where), work)

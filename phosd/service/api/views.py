@@ -14,6 +14,7 @@ from phosd.engine.image.usage import file_bytes, pack_bytes
 from phosd.engine.program.away import Away
 from phosd.engine.program.process import GpuProcess
 from phosd.service.jobs.job import Job
+from phosd.service.jobs.sleeper import Sleeper
 
 UNKNOWN = -1.0
 """Stands for null, which D-Bus lacks: a utilisation, temperature or power that is not reported."""
@@ -42,7 +43,8 @@ def microseconds(seconds: float | None) -> int:
 @dataclass(frozen=True)
 class ProcessView:
     """A GPU process, the id of its latest image, and its periodic checkpoints: one every ``every``
-    seconds (0: none), of which the last ``keep`` are kept.
+    seconds (0: none), of which the last ``keep`` are kept. ``sleeper``: how it is woken, if it is
+    when somebody calls it.
     """
 
     process: GpuProcess
@@ -50,6 +52,7 @@ class ProcessView:
     gpus: tuple[str, ...]
     every: float
     keep: int
+    sleeper: Sleeper | None = None
 
 
 def suspended(views: Iterable[ProcessView]) -> dict[Away, list[ProcessView]]:

@@ -21,6 +21,7 @@ from phosd.errors import Internal, OutOfMemory
 from phosd.service.history.database import Database, Row, storable
 from phosd.service.history.events import Event, Severity
 from phosd.service.history.pools import PoolRecords
+from phosd.service.history.sleepers import SleeperRecords
 from phosd.service.history.suspects import Suspects
 from phosd.service.jobs.schedule import Schedule
 from phosd.service.jobs.table import Job
@@ -71,6 +72,7 @@ class History:
         self._database = Database(path, self._observe)
         self.suspects = Suspects(self._database)
         self.pools = PoolRecords(self._database)
+        self.sleepers = SleeperRecords(self._database)
         rows = self._database.recall(
             "select id, made_for from images where made_for is not null and deleted is null"
         )

@@ -219,3 +219,12 @@ def m011_pools(db: Any) -> None:
         {"pool": str, "boot_id": str, "pid": int, "start_time": int, "suspension": str},
         pk=("boot_id", "pid", "start_time"),
     )
+
+
+@migrations()
+def m012_sleepers(db: Any) -> None:
+    """Add the programs that sleep until somebody calls them; ``told`` is JSON."""
+    db["sleepers"].create(
+        {"boot_id": str, "pid": int, "start_time": int, "told": str},
+        pk=("boot_id", "pid", "start_time"),
+    )

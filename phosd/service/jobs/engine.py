@@ -102,6 +102,11 @@ class Programs(Protocol):
     def suspended(self) -> list[Suspended]:
         """Return the suspended programs that live, oldest first."""
 
+    def launch_count(self, process: ProcessId, count_seconds: int) -> int:
+        """Return how many kernels a process has launched since they are counted, and count for so
+        many seconds more. Raises what :meth:`blocks` does.
+        """
+
     def divided(self, gpu: int) -> str:
         """Return why no process can be moved to a GPU (such as "is in MIG mode"), or an empty
         string.

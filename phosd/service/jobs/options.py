@@ -101,6 +101,26 @@ class SuspendRequest(SuspendChoices, frozen=True):
     token: Token = ""
 
 
+class SleepRequest(SuspendRequest, frozen=True, omit_defaults=True):
+    """Options of a suspension, but of no swap. ``wake``: the program is hollow until somebody calls
+    it. ``idle``: so it is again whenever it has computed nothing for so many seconds.
+    """
+
+    wake: bool = False
+    idle: Annotated[float, msgspec.Meta(ge=1, le=31 * 86_400)] | None = None
+
+    @property
+    def each(self) -> SuspendRequest:
+        """The request for one suspension."""
+        said = {name: getattr(self, name) for name in SuspendRequest.__struct_fields__}
+        return SuspendRequest(**said | {"hollow": self.hollow or self.sleeps})
+
+    @property
+    def sleeps(self) -> bool:
+        """Whether the program is to be woken when somebody calls it."""
+        return self.wake or self.idle is not None
+
+
 class ResumeRequest(ResumeChoices, frozen=True):
     """Options of resuming a process."""
 

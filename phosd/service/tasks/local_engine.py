@@ -1,23 +1,15 @@
 """Run the engine on this node's GPUs."""
 
 import logging
-import os
-import pwd
-import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
 from phosd.engine.criu.dump.runtime_devices import RuntimeDevices
 from phosd.engine.criu.dump.runtime_dump import RuntimeDump
-from phosd.engine.criu.files import file_versions
-from phosd.engine.criu.files.file_orders import Version
-from phosd.engine.criu.files.file_worker import Output
-from phosd.engine.criu.files.output_folders import Owner, remove_unneeded, unneeded
 from phosd.engine.hook_client.link import HookBlock, Kernel
 from phosd.engine.image.manifest import Manifest
 from phosd.engine.image.repack import compact
@@ -39,7 +31,7 @@ from phosd.engine.operations.checkpoint import CheckpointOptions, checkpoint, tr
 from phosd.engine.operations.checkpoint.choose_mode import Choice
 from phosd.engine.operations.end import end_suspended
 from phosd.engine.operations.migrate import MigrateOptions, migrate
-from phosd.engine.operations.permissions import ROOT, require_may_export, require_may_restore
+from phosd.engine.operations.permissions import require_may_export, require_may_restore
 from phosd.engine.operations.pid_namespace import make_pid_namespace
 from phosd.engine.operations.restore.rehearse import rehearse
 from phosd.engine.operations.restore.restore import restore, try_restore
@@ -55,7 +47,7 @@ from phosd.engine.recovery.rescue import bring_back
 from phosd.engine.recovery.startup import settle
 from phosd.engine.system.host_memory import total_memory
 from phosd.engine.system.procfs import ProcessId
-from phosd.errors import ImageCorrupt, Internal, PhosError, Reason, Unsupported
+from phosd.errors import PhosError, Unsupported
 from phosd.service.config import Config
 from phosd.service.jobs.options import (
     CheckpointRequest,
@@ -66,6 +58,7 @@ from phosd.service.jobs.options import (
     SuspendRequest,
     VerifyRequest,
 )
+from phosd.service.tasks.local_files import UsersFiles
 
 _DRY_RUN_SECONDS = 30.0
 """Seconds without a byte after which a dry run of an import ends."""
@@ -74,7 +67,7 @@ _Struct = TypeVar("_Struct", bound=msgspec.Struct)
 _T = TypeVar("_T")
 
 
-class NodeEngine:
+class NodeEngine(UsersFiles):
     """The implementation of :class:`~phosd.service.jobs.engine.Engine` on this node."""
 
     def __init__(self, config: Config) -> None:
@@ -130,72 +123,6 @@ class NodeEngine:
 
     def compact(self, go_on: Callable[[], bool]) -> int:
         return compact(self._node.store, go_on)
-
-    def remove_outputs(self, users: Iterable[int], before: float) -> int:
-        if self._node.store.damaged():
-            return 0  # the damaged images may need any of the folders
-        images = self._node.store.list()
-        removed = 0
-        for uid in {ROOT, *users}:
-            try:
-                home = Path(pwd.getpwuid(uid).pw_dir) / ".local/state/phos"
-                folder = (self._node.config.state_dir if uid == ROOT else home) / "run"
-                # Only the worker opens the folder: access to a home directory may hang.
-                removed += len(remove_unneeded(folder, _user(uid), images, before))
-            except (KeyError, OSError, PhosError) as error:
-                _log.info("output folders of user %d stay: %s", uid, error)
-        return removed
-
-    def unneeded_outputs(
-        self, uid: int, folder: Path, before: float, without: Collection[str]
-    ) -> list[Output]:
-        images = [image for image in self._all_images() if image.id not in without]
-        return _of_user(uid, lambda: unneeded(folder, _user(uid), images, before))
-
-    def remove_outputs_of(
-        self, uid: int, folder: Path, before: float, names: Collection[str]
-    ) -> list[str]:
-        images = self._all_images()
-        return _of_user(uid, lambda: remove_unneeded(folder, _user(uid), images, before, names))
-
-    def left_files(self, uid: int, before: float, used: Collection[str]) -> list[Version]:
-        theirs, needed = self._of(uid, used)
-        return _of_user(uid, lambda: file_versions.left(_user(uid), theirs, needed, before))
-
-    def remove_left_files(
-        self, uid: int, before: float, used: Collection[str], paths: Collection[str]
-    ) -> list[str]:
-        theirs, needed = self._of(uid, used)
-        return _of_user(
-            uid, lambda: file_versions.remove_left(_user(uid), theirs, needed, before, paths)
-        )
-
-    def _of(self, uid: int, used: Collection[str]) -> tuple[list[Manifest], list[Manifest]]:
-        """Return a user's images, and those among them that are in use."""
-        theirs = [image for image in self._node.store.list() if image.owner == uid]
-        return theirs, [image for image in theirs if image.id in used]
-
-    def files_of(self, image: str) -> list[tuple[str, int, list[Version]]]:
-        manifest = self.image(image)
-        files, uid, now = file_versions.files_of(manifest), manifest.owner, time.time()
-        if not files:
-            return []
-        found = _of_user(uid, lambda: file_versions.left(_user(uid), [manifest], [], now))
-        return [
-            (path, size, [each for each in found if each.file == path])
-            for path, size in sorted(files.items())
-        ]
-
-    def _all_images(self) -> list[Manifest]:
-        """Return the images. Raises :class:`ImageCorrupt` if one cannot be read: it may need
-        anything.
-        """
-        for image in self._node.store.damaged():
-            raise ImageCorrupt(
-                f"image {image} cannot be read, and may need any output folder",
-                hint=f"as root, `phos rm {image}` deletes it",
-            )
-        return self._node.store.list()
 
     def limit(self, limits: DiskLimits) -> None:
         self._limits = limits
@@ -351,6 +278,10 @@ class NodeEngine:
     def hurry_analysis(self, process: ProcessId, uid: int, count_seconds: int) -> int:
         return self._kernels.hurry(process, uid, count_seconds)
 
+    def launch_count(self, process: ProcessId, count_seconds: int) -> int:
+        found = inspection.launches(self._node, process, count_seconds)
+        return sum(kernel.launches for kernel in found)
+
     def analyse_some(self, processes: Sequence[GpuProcess]) -> bool:
         return self._kernels.step(processes)
 
@@ -373,26 +304,3 @@ def _chosen(kind: type[_Struct], request: msgspec.Struct, **added: object) -> _S
     """Build the options of an operation from the fields of the request and from ``added``."""
     said = msgspec.structs.asdict(request)
     return kind(**{name: said[name] for name in kind.__struct_fields__ if name in said}, **added)
-
-
-def _user(uid: int) -> Owner:
-    """Return the ids of a user. Raises :class:`KeyError` if there is no such user."""
-    user = pwd.getpwuid(uid)
-    return uid, user.pw_gid, tuple(os.getgrouplist(user.pw_name, user.pw_gid))
-
-
-def _of_user(uid: int, work: Callable[[], _T]) -> _T:
-    """Do work on a user's folders; what it cannot do is told in words."""
-    try:
-        return work()
-    except KeyError as error:
-        raise Unsupported(
-            f"there is no user {uid} here, as whom to look at output folders",
-            hint="add the user to the user database (`getent passwd`)",
-            reason=Reason.UNKNOWN_USER,
-        ) from error
-    except OSError as error:
-        raise Internal(
-            f"which files processes of user {uid} have open cannot be read: {error}",
-            hint="nothing was removed; try again",
-        ) from error

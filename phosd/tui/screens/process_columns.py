@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from phosd.client.records import Process
-from phosd.client.text import WITHIN, container_text
+from phosd.client.text import WITHIN, container_text, state_text
 from phosd.protection import Program
 from phosd.tui.names import program_cell
 from phosd.tui.node import Node
@@ -15,6 +15,8 @@ from phosd.units import duration_text
 _STATES: dict[str, tuple[str, str]] = {
     "running": ("running", ""),
     "suspended": ("suspended", "accent"),
+    "hollow": ("hollow", "accent"),
+    "asleep": ("asleep", "accent"),
 }
 PROTECTED = 5
 """Number of the column by which the table is sorted at first: what needs somebody comes first."""
@@ -77,7 +79,8 @@ class ProcessColumns:
     def _state(self, process: Process) -> Cell:
         job = self._node.job_of(str(process.pid))
         if job is None:
-            return _STATES.get(process.state, (plain(process.state), "warn"))
+            state = state_text(process.state, hollow=process.hollow, wakes=process.wakes)
+            return _STATES.get(state, (plain(state), "warn"))
         if job.state == "queued":
             return "◌ queued", "dim"
         share = "" if job.progress is None else f" {job.progress:.0%}"

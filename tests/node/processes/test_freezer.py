@@ -135,10 +135,10 @@ def test_what_is_forked_meanwhile_is_frozen_too(
         below = list(real(processes))
         return iter(below if len(looks) > 1 else [root.pid])
 
-    real = freezer._with_those_below
+    real = freezer.with_those_below
     with a_process("import os, time; os.fork(); time.sleep(600)") as root:
         wait_until(lambda: procfs.children(root.pid), "its child")
-        monkeypatch.setattr(freezer, "_with_those_below", late)
+        monkeypatch.setattr(freezer, "with_those_below", late)
         frozen.freeze(IMAGE, [root])
         assert frozen_for(procfs.children(root.pid)[0]) == IMAGE
 

@@ -1,0 +1,46 @@
+"""Serves as a model does: whoever sends a line, by TCP or by a unix socket, gets that of a step,
+which is computed then. Its steps are those of ``single``.
+
+The second argument is the unix socket's path; beside it, in ``.port``, is the TCP port.
+"""
+
+import select
+import socket
+import sys
+from pathlib import Path
+
+from gpu import Device, Report, State
+
+
+def listening(path: str) -> list[socket.socket]:
+    """Return the two sockets."""
+    local = socket.socket(socket.AF_UNIX)
+    local.bind(path)
+    local.listen()
+    remote = socket.create_server(("127.0.0.1", 0))
+    draft = Path(f"{path}.draft")
+    draft.write_text(str(remote.getsockname()[1]))
+    draft.rename(f"{path}.port")
+    return [local, remote]
+
+
+def main() -> None:
+    report = Report()
+    state = State(Device())
+    steps = report.steps()
+    doors, callers = listening(sys.argv[2]), list[socket.socket]()
+    while True:
+        for each in select.select([*doors, *callers], [], [])[0]:
+            if each in doors:
+                callers.append(each.accept()[0])
+            elif not each.recv(1 << 10):
+                callers.remove(each)
+                each.close()
+            else:
+                step = next(steps)
+                report.tell(step, state.step(step, report.seed))
+                each.sendall(f"{step} {report.digest}\n".encode())
+
+
+if __name__ == "__main__":
+    main()
