@@ -162,8 +162,6 @@ class Pools:
         """
         kept = self._named(name)
         pool = kept.pool
-        if kept.is_exhausted:
-            raise _full(kept)
         loop = asyncio.get_running_loop()
 
         def over() -> None:
@@ -177,6 +175,8 @@ class Pools:
                 loop.call_soon_threadsafe(over)
 
         def prepare(job: Job) -> None:
+            if kept.is_exhausted:
+                raise _full(kept)
             self._write_down(job)
             kept.starting += 1
 

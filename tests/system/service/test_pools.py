@@ -13,8 +13,10 @@ from phosd.engine.program.namespace_maker import end
 from phosd.engine.system import memory_mount, pid_namespaces, procfs
 from tests.node.checkpoint_restore.conftest import place, undisturbed
 from tests.node.checkpoint_restore.cycle import AFTER, Undisturbed
+from tests.support.bus import busctl
 from tests.support.harness import Target, parse, start, wait_until
-from tests.system.service.test_end_to_end import phos, phos_ended, phosd
+from tests.support.service import MANAGER, ROOT
+from tests.system.service.test_end_to_end import NAME, phos, phos_ended, phosd
 
 __all__ = ["place", "undisturbed"]
 
@@ -136,6 +138,10 @@ def test_deaths_bursts_and_bounds(bus: str, place: Path, target: Target) -> None
         assert pool(bus, place)["running"] == 3
         phos(bus, place, "pool", "scale", "chat", "--max", "4")
         wait_for(bus, place, waiting=1)
+        once = ("StartPooled", "sa{sv}", "chat", "1", "token", "s", "once")
+        asked = busctl(bus, "call", NAME, ROOT, MANAGER, *once)
+        wait_for(bus, place, running=4)
+        assert busctl(bus, "call", NAME, ROOT, MANAGER, *once) == asked, "it is full, and was asked"
         for words in (("create", "chat", image), ("create", "a/b", image), ("rm", "none")):
             assert phos_ended(bus, place, "pool", *words).returncode
         phos(bus, place, "pool", "rm", "chat")
