@@ -26,6 +26,7 @@ from phosd.service.api.views import ImageView, ProcessView, created, image_path,
 from phosd.service.config import Config
 from phosd.service.jobs.job import Job as ServiceJob
 from phosd.service.jobs.limits import limits_of
+from phosd.service.jobs.pool import PoolCounts
 from phosd.service.jobs.table import JobTable
 
 _MOST_USERS = 100
@@ -44,6 +45,7 @@ class Sources:
     inventory: Inventory
     config: Callable[[], Config]
     troubles: Callable[[], Sequence[str]]
+    pools: Callable[[], PoolCounts] = PoolCounts
     disk: os.statvfs_result | None = field(default=None, init=False)
     """The file system of the images, as it was a moment ago; None if it could not be asked."""
 
@@ -63,8 +65,8 @@ def register(registry: CollectorRegistry, sources: Sources) -> None:
         Gauge(name, text, registry=registry).set_function(read)
     version = Gauge("phosd_build_info", "The version that runs.", ("version",), registry=registry)
     version.labels(__version__).set(1)
-    for collector in (_Programs(sources), _Suspended(sources), _Images(sources), _Disk(sources)):
-        registry.register(collector)
+    for kind in (_Programs, _Suspended, _Pools, _Images, _Disk):
+        registry.register(kind(sources))
 
 
 def _single(sources: Sources) -> Iterator[tuple[str, str, Callable[[], float]]]:
@@ -156,11 +158,39 @@ class _Suspended(Collector):
             family.add_metric((where,), counts[where])
         yield family
         yield GaugeMetricFamily(
+            "phosd_hollow_programs",
+            "Those of them whose contexts are on their GPUs.",
+            sum(away.hollow for away in groups),
+        )
+        yield GaugeMetricFamily(
+            "phosd_asleep_programs",
+            "Those of them that are resumed when somebody calls them.",
+            sum(views[0].sleeper is not None for views in groups.values()),
+        )
+        yield GaugeMetricFamily(
             "phosd_suspended_unsaved_seconds",
             "For how long a suspended program had run since its newest image on the disk, of the "
             "one that would lose most by a reboot.",
             max((_unsaved(inventory, *each) for each in groups.items()), default=0.0),
         )
+
+
+@dataclass(eq=False)
+class _Pools(Collector):
+    """The programs of pools."""
+
+    sources: Sources
+
+    def collect(self) -> Iterable[GaugeMetricFamily]:
+        family = GaugeMetricFamily(
+            "phosd_pool_programs",
+            "Programs of pools: those that wait, those that were started, and those that are to "
+            "wait and could not be made yet.",
+            labels=("state",),
+        )
+        for state, count in self.sources.pools()._asdict().items():
+            family.add_metric((state,), count)
+        yield family
 
 
 @dataclass(eq=False)

@@ -216,7 +216,8 @@ class Manager:
                 reason=Reason.MISSING_PACKAGE,
             ) from error
         config, troubles = lambda: self.config, lambda: self.maintenance.troubles
-        return Metrics(self.config.metrics, Sources(self.jobs, self.inventory, config, troubles))
+        sources = Sources(self.jobs, self.inventory, config, troubles, self.pools.counts)
+        return Metrics(self.config.metrics, sources)
 
     def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
         def done(task: asyncio.Task[None]) -> None:

@@ -16,6 +16,9 @@ from phosd.service.api.page_server import PageServer
 from phosd.service.jobs.job import Job, JobState
 
 _LAG_SECONDS = 1.0
+_STARTS = (0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
+_LEVELS = ("hollow", "image")
+"""What a program of a pool is started from."""
 _STOPS = (0.05, 0.1, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 60.0, 120.0)
 _LAGS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0)
 
@@ -35,6 +38,13 @@ class Metrics:
             "How long checkpoints stopped the program.",
             ("mode",),
             buckets=_STOPS,
+            registry=registry,
+        )
+        self._starts = Histogram(
+            "phosd_start_seconds",
+            "How long the starts of programs of pools took.",
+            ("level",),
+            buckets=_STARTS,
             registry=registry,
         )
         self._drained = Counter(
@@ -74,6 +84,8 @@ class Metrics:
     def ended(self, job: Job) -> None:
         """Count an ended job."""
         self._jobs.labels(job.task.operation, str(job.state)).inc()
+        if job.task.operation == "start" and job.state is JobState.DONE and job.ended:
+            self._starts.labels(job.outcome.mode).observe(job.ended - job.started)
         if job.task.operation != "checkpoint":
             return
         self._wrong.inc(job.progress.wrong_guesses)
@@ -97,6 +109,8 @@ class Metrics:
             for state in JobState:
                 if state.ended:
                     self._jobs.labels(operation, str(state))
+        for level in _LEVELS:
+            self._starts.labels(level)
         for mode in get_args(CheckpointMode):
             if mode != "auto":
                 self._stops.labels(mode)

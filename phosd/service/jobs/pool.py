@@ -1,7 +1,7 @@
 """A pool: programs of one image that are there before somebody asks for them."""
 
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import msgspec
 
@@ -58,6 +58,16 @@ class Pool(msgspec.Struct, frozen=True):
         return cls(
             *(row["name"], row["owner"], row["image"], row["hollow"], row["most"]), called=called
         )
+
+
+class PoolCounts(NamedTuple):
+    """Programs of pools: those that wait, those that were started, and how many more are to
+    wait.
+    """
+
+    waiting: int = 0
+    running: int = 0
+    missing: int = 0
 
 
 class Member(msgspec.Struct, frozen=True):

@@ -18,7 +18,7 @@ from phosd.service.history.events import Event, Severity
 from phosd.service.history.history import History
 from phosd.service.jobs.engine import Engine
 from phosd.service.jobs.options import PoolRequest, RestoreRequest, ResumeRequest
-from phosd.service.jobs.pool import Member, Pool
+from phosd.service.jobs.pool import Member, Pool, PoolCounts
 from phosd.service.jobs.table import Job, JobTable, Outcome, Task
 from phosd.service.process_identity import key_of
 from phosd.units import counted
@@ -108,6 +108,15 @@ class Pools:
 
     def __iter__(self) -> Iterator[_Kept]:
         return iter(self._pools.values())
+
+    def counts(self) -> PoolCounts:
+        """Return how many programs there are of all pools. Other threads may call it, too."""
+        kept = tuple(self._pools.values())
+        return PoolCounts(
+            waiting=sum(len(each.waiting) for each in kept),
+            running=sum(len(each.started) for each in kept),
+            missing=sum(max(0, each.pool.hollow - len(each.waiting)) for each in kept),
+        )
 
     def images(self) -> dict[str, str]:
         """Return the images that pools need, each with the name of a pool."""

@@ -17,6 +17,7 @@ from tests.support.bus import busctl
 from tests.support.harness import Target, parse, start, wait_until
 from tests.support.service import MANAGER, ROOT
 from tests.system.service.test_end_to_end import NAME, phos, phos_ended, phosd
+from tests.system.service.test_metrics import free_port, scrape
 
 __all__ = ["place", "undisturbed"]
 
@@ -65,6 +66,8 @@ def test_one_is_started_and_the_next_is_made(
     bus: str, place: Path, target: Target, undisturbed: Undisturbed
 ) -> None:
     """It is there again after a phosd that is killed, and ends when the pool does."""
+    port = free_port()
+    (place / "phosd.toml").write_text(f'metrics = "127.0.0.1:{port}"\n')
     with phosd(bus, place):
         image = phos(bus, place, "checkpoint", str(target.pid), "--end")[-1]["result"]
         phos(bus, place, "pool", "create", "chat", str(image), "--hollow", "2", "--max", "4")
@@ -77,6 +80,12 @@ def test_one_is_started_and_the_next_is_made(
         first = int(str(done["result"]))
         assert first in hollow
         wait_for(bus, place, waiting=2, running=1)
+        told = scrape(port)
+        for state, count in {"waiting": 2, "running": 1, "missing": 0}.items():
+            assert told["phosd_pool_programs", (("state", state),)] == count
+        assert told["phosd_start_seconds_count", (("level", "hollow"),)] == 1
+        assert told["phosd_start_seconds_count", (("level", "image"),)] == 0
+        wait_until(lambda: scrape(port)["phosd_hollow_programs", ()] == 2, "two hollow programs")
         refused = phos_ended(bus, place, "rm", "--yes", str(image))
         assert refused.returncode != 0 and "the pool chat makes its programs" in refused.stderr
     with phosd(bus, place):

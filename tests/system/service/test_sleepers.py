@@ -14,6 +14,7 @@ from tests.node.checkpoint_restore.conftest import place, undisturbed
 from tests.node.checkpoint_restore.cycle import Undisturbed
 from tests.support.harness import PATIENCE, Target, start, wait_until
 from tests.system.service.test_end_to_end import phos, phos_ended, phosd
+from tests.system.service.test_metrics import free_port, scrape
 
 __all__ = ["place", "undisturbed"]
 
@@ -128,9 +129,11 @@ def test_it_falls_asleep_again(
 ) -> None:
     """A phosd that is restarted knows it still; a resumption by hand ends it."""
     target = server("chat")
-    pid = str(target.pid)
+    pid, port = str(target.pid), free_port()
+    (place / "phosd.toml").write_text(f'metrics = "127.0.0.1:{port}"\n')
     with phosd(bus, place):
         phos(bus, place, "suspend", pid, "--idle", "1")
+        wait_until(lambda: scrape(port)["phosd_asleep_programs", ()] == 1, "one that sleeps")
         for step in range(2):
             wait_for(bus, place, target, *ASLEEP)
             with connected(place, "chat") as caller:
