@@ -23,6 +23,7 @@ OTHERWISE = {
     "engine/hook_client/channel.py": ("recvmsg", "receives memory, and judges all that comes"),
     "engine/mover/protocol/connection.py": ("recvmsg", "receives from movers, which are root's"),
     "engine/mover/worker/main.py": ("socket", "takes more connections of phosd's"),
+    "engine/program/doors.py": ("socket", "asks duplicates, which another process closes"),
     "engine/program/keeper.py": ("socket", "sets up a network"),
     "engine/system/in_root.py": ("socket", "is the other process of places_apart.py, root's"),
     "engine/system/places_apart.py": ("recv_fds", "receives a place from a process of root's"),

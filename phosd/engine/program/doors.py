@@ -5,29 +5,40 @@ the queue of the socket that listens, which becomes readable, and what is sent o
 was accepted before waits to be read. So whether somebody calls is seen from outside, in a duplicate
 of that socket, and without taking anything away.
 
-Connections are not duplicated: to close the last descriptor of one may take as long as its program
-has chosen (``SO_LINGER``).
+Others may have the same sockets, and do with them what they like meanwhile. So phosd takes from
+them nothing but whether they are readable, and whether they listen, and lets another process close
+them (:mod:`phosd.unix_sockets`). Connections that were accepted are looked up in the kernel's
+table, and not duplicated.
 """
 
 import contextlib
+import errno
 import os
 import re
+import select
 import socket
 import stat
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from phosd import unix_sockets
 from phosd.engine.system import procfs
 from phosd.engine.system.foreign_descriptor import duplicate
-from phosd.engine.system.tcp import State, TcpSocket, tcp_sockets
+from phosd.engine.system.tcp import State, TcpSocket, tcp_sockets, unread
 from phosd.errors import Unsupported
 from phosd.units import counted
 
 MOST = 256
 """Sockets on which one program may listen."""
+MOST_PROCESSES = 4096
+"""Processes of one program whose sockets are looked at."""
+_ROW = re.compile(
+    rb"[0-9a-f]{16}: [0-9A-F]{8} [0-9A-F]{8} ([0-9A-F]{8}) \w{4} \w\w +(\d{1,20}) ?(.*)"
+)
+"""A row of ``/proc/net/unix``: the flags, the inode and the name, in which may be anything."""
 _ACCEPTS = 0x10000
-"""The flag of a unix socket that listens, in ``/proc/net/unix``."""
-_OURS = re.compile(r"/hook/([0-9]+/)?[0-9]+\.sock$|^@(phos-softgpu|phos-ipc|cuda-uvmfd)-")
+"""The flag of a socket that listens there."""
+_OURS = re.compile(rb"/hook/([0-9]+/)?[0-9]+\.sock$|^@(phos-softgpu|phos-ipc|cuda-uvmfd)-")
 """The unix sockets of the hook and of the GPU's driver: nobody calls the program there."""
 
 
@@ -41,28 +52,30 @@ class Doors:
     accepted: Mapping[int, frozenset[int]]
 
     @property
+    def is_called(self) -> bool:
+        """Whether somebody waits to be accepted, or something to be read."""
+        poller = select.poll()
+        for each in self.listening:
+            poller.register(each, select.POLLIN)
+        return bool(poller.poll(0)) or self.is_sent_to
+
+    @property
     def is_sent_to(self) -> bool:
         """Whether something waits to be read on an accepted connection."""
-        return any(
-            each.unread and each.inode in inodes
-            for pid, inodes in self.accepted.items()
-            if inodes
-            for each in _tcp_of(pid)
-        )
+        return any(inodes and _unread(pid, inodes) for pid, inodes in self.accepted.items())
 
     def close(self) -> None:
         """Close the duplicates."""
         for each in self.listening:
-            each.close()
+            unix_sockets.abandon(each.detach())
 
 
 def places(pids: Iterable[int]) -> list[str]:
     """Return where these processes listen, in words: ``127.0.0.1:8000``, ``/run/chat.sock``."""
     found: dict[int, str] = {}
-    for pid in pids:
-        with _ended():
-            listening = _listening(pid)
-            found |= {i: listening[i] for i in _sockets_of(pid).values() if i in listening}
+    for network in _networks(pids):
+        listening = network.listening()
+        found |= {inode: listening[inode] for inode in network.holders if inode in listening}
     return sorted({*found.values()})
 
 
@@ -71,79 +84,84 @@ def open_doors(pids: Collection[int]) -> Doors:
 
     Raises :class:`Unsupported` if they are too many.
     """
-    with contextlib.ExitStack() as opened:
-        doors: dict[int, socket.socket] = {}
-        for pid, number, inode in _listened_on(pids):
-            if inode in doors:
-                continue
-            if len(doors) == MOST:
-                raise Unsupported(
-                    f"process {pid} listens on more than {counted(MOST, 'socket')}",
-                    hint="nobody is waited for on so many; wake it with `phos resume`",
-                )
-            found = _duplicate(pid, number, inode)
-            if found is not None:
-                doors[inode] = opened.enter_context(found)
-        accepted = {pid: _accepted(pid, pids) for pid in _one_for_each_network(pids)}
-        opened.pop_all()
-        return Doors(tuple(doors.values()), accepted)
+    doors: list[socket.socket] = []
+    accepted: dict[int, frozenset[int]] = {}
+    try:
+        for network in _networks(pids):
+            for inode in network.listening().keys() & network.holders.keys():
+                if len(doors) == MOST:
+                    raise Unsupported(
+                        f"process {network.witness} listens on more than {counted(MOST, 'socket')}",
+                        hint="nobody is waited for on so many; wake it with `phos resume`",
+                    )
+                if (found := _duplicate(*network.holders[inode], inode)) is not None:
+                    doors.append(found)
+            accepted[network.witness] = network.accepted()
+    except BaseException:
+        Doors(tuple(doors), {}).close()
+        raise
+    return Doors(tuple(doors), accepted)
 
 
-def _listened_on(pids: Iterable[int]) -> Iterator[tuple[int, int, int]]:
-    """Yield where a process listens: its pid, the number of the descriptor, and the inode."""
-    for pid in pids:
+@dataclass(frozen=True)
+class _Network:
+    """The processes of a program in one network namespace, by one of them, the ``witness``.
+    ``holders`` has their sockets by inode, each with a process and its descriptor.
+    """
+
+    witness: int
+    holders: dict[int, tuple[int, int]]
+
+    def listening(self) -> dict[int, str]:
+        """Return the inodes of what seems to listen there, each with its place. Whoever binds a
+        unix socket writes its name, which may look like another row.
+        """
+        found = {
+            each.inode: _address(each)
+            for each in _tcp_of(self.witness)
+            if each.state == State.LISTENING
+        }
+        rows = b""
         with _ended():
-            listening = _listening(pid)
-            for number, inode in _sockets_of(pid).items():
-                if inode in listening:
-                    yield pid, number, inode
+            rows = (procfs.PROC / str(self.witness) / "net/unix").read_bytes()
+        for row in rows.split(b"\n"):
+            match = _ROW.fullmatch(row)
+            if match and int(match[1], 16) & _ACCEPTS and not _OURS.search(match[3]):
+                found[int(match[2])] = os.fsdecode(match[3]) or "a unix socket"
+        return found
+
+    def accepted(self) -> frozenset[int]:
+        """Return the inodes of the TCP connections that they have accepted from others."""
+        own = [each for each in _tcp_of(self.witness) if each.inode in self.holders]
+        ports = {each.here[1] for each in own if each.state == State.LISTENING}
+        ends = {each.here for each in own}
+        return frozenset(
+            each.inode
+            for each in own
+            if each.connected and each.here[1] in ports and each.there not in ends
+        )
 
 
-def _listening(pid: int) -> dict[int, str]:
-    """Return the inodes of what listens in the network of ``pid``, each with its place."""
-    found = {
-        each.inode: _address(each) for each in tcp_sockets(pid) if each.state == State.LISTENING
-    }
-    rows = (procfs.PROC / str(pid) / "net/unix").read_text(errors="surrogateescape")
-    for row in rows.splitlines()[1:]:
-        fields = row.split(maxsplit=7)
-        name = fields[7] if len(fields) > 7 else "a unix socket"
-        if int(fields[3], 16) & _ACCEPTS and not _OURS.search(name):
-            found[int(fields[6])] = name
-    return found
+def _networks(pids: Iterable[int]) -> Iterator[_Network]:
+    """Yield the networks of processes. Raises :class:`Unsupported` if they are too many."""
+    found: dict[str, _Network] = {}
+    for count, pid in enumerate(pids):
+        if count == MOST_PROCESSES:
+            raise Unsupported(
+                f"process {pid} is one of more than {counted(MOST_PROCESSES, 'process')}",
+                hint="nobody is waited for at so many; suspend it without `wake` and `idle`",
+            )
+        with _ended():
+            name = procfs.namespace(pid, "net")
+            network = found.setdefault(name, _Network(pid, {}))
+            for number, inode in _sockets_of(pid):
+                network.holders.setdefault(inode, (pid, number))
+    yield from found.values()
 
 
 def _address(listening: TcpSocket) -> str:
     host, port = listening.here
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def _accepted(witness: int, pids: Iterable[int]) -> frozenset[int]:
-    """Return the inodes of the TCP connections that these processes have accepted from others, in
-    the network of ``witness``.
-    """
-    ours: set[int] = set()
-    for pid in pids:
-        with _ended():
-            ours |= {*_sockets_of(pid).values()}
-    own = [each for each in _tcp_of(witness) if each.inode in ours]
-    ports = {each.here[1] for each in own if each.state == State.LISTENING}
-    ends = {each.here for each in own}
-    return frozenset(
-        each.inode
-        for each in own
-        if each.connected and each.here[1] in ports and each.there not in ends
-    )
-
-
-def _one_for_each_network(pids: Iterable[int]) -> Iterator[int]:
-    seen: set[str] = set()
-    for pid in pids:
-        with _ended():
-            network = procfs.namespace(pid, "net")
-            if network not in seen:
-                seen.add(network)
-                yield pid
 
 
 def _tcp_of(pid: int) -> list[TcpSocket]:
@@ -152,31 +170,46 @@ def _tcp_of(pid: int) -> list[TcpSocket]:
     return []
 
 
-def _sockets_of(pid: int) -> dict[int, int]:
-    """Return the inodes of a process's sockets, by the numbers of their descriptors."""
-    found: dict[int, int] = {}
+def _unread(pid: int, inodes: frozenset[int]) -> bool:
+    with _ended():
+        return unread(pid, inodes)
+    return False
+
+
+def _sockets_of(pid: int) -> Iterator[tuple[int, int]]:
+    """Yield a process's sockets: the number of the descriptor, and the inode."""
     with os.scandir(procfs.PROC / str(pid) / "fd") as entries:
         for entry in entries:
             with contextlib.suppress(FileNotFoundError):  # it is closed by now
                 target = os.readlink(entry.path)  # noqa: PTH115
                 if target.startswith("socket:["):
-                    found[int(entry.name)] = int(target[8:-1])
-    return found
+                    yield int(entry.name), int(target[8:-1])
 
 
 def _duplicate(pid: int, number: int, inode: int) -> socket.socket | None:
-    """Return a duplicate of a socket that listens; None if it is another file by now."""
+    """Return a duplicate of a socket that listens; None if it does not, or is gone."""
     try:
         descriptor = duplicate(pid, number)
     except OSError:
         return None
     status = os.fstat(descriptor)
     if not stat.S_ISSOCK(status.st_mode) or status.st_ino != inode:
-        os.close(descriptor)
+        unix_sockets.abandon(descriptor)
         return None
-    return socket.socket(fileno=descriptor)
+    found = socket.socket(fileno=descriptor)
+    if not found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+        unix_sockets.abandon(found.detach())
+        return None
+    return found
 
 
-def _ended() -> contextlib.suppress:
-    """Leave out a process that has ended."""
-    return contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError)
+@contextlib.contextmanager
+def _ended() -> Iterator[None]:
+    """Leave out a process that has ended, or its network."""
+    try:
+        yield
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        pass
+    except OSError as error:
+        if error.errno not in (errno.ENXIO, errno.EINVAL):
+            raise

@@ -5,8 +5,8 @@ import ipaddress
 import os
 import socket
 import struct
-from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from enum import IntEnum
 
 from phosd.engine.system import procfs, sock_diag
@@ -33,15 +33,12 @@ class State(IntEnum):
 
 @dataclass(frozen=True)
 class TcpSocket:
-    """A TCP socket. ``inode`` is 0 if no process has it open, as while it waits to be accepted.
-    ``unread``: bytes that wait to be read, or, if it listens, connections to be accepted.
-    """
+    """A TCP socket. ``inode`` is 0 if no process has it open, as while it waits to be accepted."""
 
     inode: int
     state: int
     here: Place
     there: Place
-    unread: int = field(default=0, compare=False)
 
     @property
     def connected(self) -> bool:
@@ -56,6 +53,17 @@ class TcpSocket:
 def tcp_sockets(pid: int) -> list[TcpSocket]:
     """Return the TCP sockets in the network namespace of ``pid``."""
     return _sockets(pid, ("tcp", "tcp6"))
+
+
+def unread(pid: int, inodes: Collection[int]) -> bool:
+    """Return whether something waits to be read on one of these TCP connections there."""
+    for table in ("tcp", "tcp6"):
+        path = procfs.PROC / str(pid) / "net" / table
+        for line in path.read_text().splitlines()[1:] if path.exists() else ():
+            row = line.split()  # of the rest, addresses take most of the time
+            if int(row[9]) in inodes and _unread_in(row):
+                return True
+    return False
 
 
 def udp_sockets(pid: int) -> list[TcpSocket]:
@@ -121,10 +129,13 @@ def place(address: str, port: int) -> Place:
 def _rows(text: str) -> Iterator[TcpSocket]:
     for line in text.splitlines()[1:]:
         row = line.split()
-        state, unread = int(row[3], 16), int(row[4].rpartition(":")[2], 16)
-        if state == State.PEER_FINISHED:
-            unread -= 1  # the kernel counts the end, too
-        yield TcpSocket(int(row[9]), state, _place(row[1]), _place(row[2]), unread)
+        yield TcpSocket(int(row[9]), int(row[3], 16), _place(row[1]), _place(row[2]))
+
+
+def _unread_in(row: Sequence[str]) -> int:
+    """Return how many bytes wait to be read: the kernel counts the connection's end, too."""
+    ended = int(row[3], 16) == State.PEER_FINISHED
+    return int(row[4].rpartition(":")[2], 16) - ended
 
 
 def _place(word: str) -> Place:

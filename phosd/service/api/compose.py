@@ -77,9 +77,9 @@ def compose(config: Config, engine: Engine, connection: Connection, history: His
         serve(IMAGE, IMAGE_READERS, ImageMethods(*parts, lambda: inventory.refresh_images())),
         serve(GPU, GPU_READERS, GpuMethods(samples)),
     )
-    sleepers = Sleepers(*submitting, lambda pid: inventory.renew(pid))
+    sleepers = Sleepers(*submitting, query_pool, lambda: inventory)
     inventory = Inventory(config, engine, tree, history, periodic, sleepers, interfaces, samples)
-    kept = config, engine, history, jobs, inventory, periodic, pools
+    kept = config, engine, history, jobs, inventory, periodic, pools, sleepers
     maintenance = Maintenance(*kept, lambda: tree.changed(ROOT))
     analyses = Analyses(engine, lambda: [*inventory.processes.values()], lambda: jobs.running > 0)
     own = OwnCheckpoints(

@@ -266,9 +266,13 @@ class Inventory:
         """Return the path of the GPU process with this pid."""
         return next((path for path, p in self.processes.items() if p.pid == pid), None)
 
+    def tree(self, pid: int) -> list[GpuProcess]:
+        """Return the GPU processes of the last scan that are this one or below it."""
+        return [each for each in self.processes.values() if pid in ancestors(each.pid)]
+
     def subject(self, pid: int) -> Subject:
         """Return what was known at the last scan of a process and its descendants."""
-        tree = {p.pid: p for p in self.processes.values() if pid in ancestors(p.pid)}
+        tree = {process.pid: process for process in self.tree(pid)}
         by_memory = {gpu for process in tree.values() for gpu in process.gpus}
         by_driver = {gpu.ordinal for gpu in self.gpus.values() if tree.keys() & set(gpu.pids)}
         called = next((process.called for process in tree.values()), Called())

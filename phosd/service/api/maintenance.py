@@ -16,6 +16,7 @@ from phosd.service.jobs.table import JobTable
 from phosd.service.tasks.periodic import Periodic
 from phosd.service.tasks.pools import Pools
 from phosd.service.tasks.retention import Retention, in_use
+from phosd.service.tasks.sleepers import Sleepers
 from phosd.units import human_bytes
 
 _DAY = 86_400.0
@@ -36,6 +37,7 @@ class Maintenance:
         inventory: Inventory,
         periodic: Periodic,
         pools: Pools,
+        sleepers: Sleepers,
         changed: Callable[[], None],
     ) -> None:
         self.config = config
@@ -45,6 +47,7 @@ class Maintenance:
         self._inventory = inventory
         self._periodic = periodic
         self._pools = pools
+        self._sleepers = sleepers
         self._changed = changed
         self._retention = Retention(engine, history)
         self.durability = Durability(engine, history, inventory.refresh_images, changed)
@@ -93,7 +96,8 @@ class Maintenance:
             self._renewals = self._history.renewals
             text = "history.db was damaged and begun anew"
             self._history.event(Event("history", "history.db", text, Severity.ERROR))
-            self._periodic.write_again()
+            for each in (self._periodic, self._pools, self._sleepers):
+                each.write_again()
             await self.reconcile()
 
     async def reconcile(self) -> None:

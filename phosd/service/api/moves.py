@@ -104,17 +104,18 @@ class Moves:
         if options.sleeps:
             await self._sleepers.require_room(target)
         called = self._inventory.subject(target.pid).called
-        loop = asyncio.get_running_loop()
+
+        def suspend(progress: Progress) -> str:
+            return self._engine.suspend(target.pid, options.each, acting, progress)
 
         def work(progress: Progress) -> Outcome:
             require_same(target)
-            hollow = self._sleepers.hollow(target.id) if options.sleeps else None
-            if hollow is not None:
-                where = hollow.where
-            else:
-                where = self._engine.suspend(target.pid, options.each, acting, progress)
             if options.sleeps:
-                self._sleepers.begin(loop, target, acting, options, called)
+                with self._sleepers.begun(target, acting, options, called) as where:
+                    where = where or suspend(progress)
+            else:
+                with self._sleepers.left_alone(target.id):
+                    where = suspend(progress)
             return Outcome(where, where)
 
         job = self._begin(caller, _Move("suspend", (target,), options, options.where), work)
@@ -131,7 +132,11 @@ class Moves:
 
         def work(progress: Progress) -> Outcome:
             require_same(target)
-            return Outcome(_mapping(self._engine.resume(target.pid, options, acting, progress)))
+            with self._sleepers.left_alone(target.id) as sleeper:
+                if sleeper is not None and not sleeper.suspension:  # it is to stay awake
+                    return Outcome(_mapping({gpu: gpu for gpu in sleeper.gpus}))
+                moved = self._engine.resume(target.pid, options, acting, progress)
+            return Outcome(_mapping(moved))
 
         move = _Move("resume", (target,), options, destination=options.gpu)
         return job_path(self._begin(caller, move, work))
@@ -154,7 +159,8 @@ class Moves:
             require_same(come)
             # Root's rights for one process must not extend to the other.
             rights = acting if acting == acting_too else caller.uid
-            self._engine.swap(out.pid, come.pid, options, rights, progress)
+            with self._sleepers.left_alone(out.id), self._sleepers.left_alone(come.id):
+                self._engine.swap(out.pid, come.pid, options, rights, progress)
             return Outcome(str(come.pid))
 
         move = _Move("swap", (out, come), options, options.where)

@@ -37,9 +37,9 @@ class Sleeper(msgspec.Struct, frozen=True):
             self, suspension=suspended.image, users=suspended.processes, gpus=suspended.gpus
         )
 
-    def awake(self, gpus: tuple[int, ...]) -> Self:
-        """Return the sleeper as it is when it runs on these GPUs."""
-        return msgspec.structs.replace(self, suspension="", gpus=gpus)
+    def awake(self) -> Self:
+        """Return the sleeper as it is when it runs, on the GPUs that it had."""
+        return msgspec.structs.replace(self, suspension="")
 
     def row(self) -> dict[str, Any]:
         """Return the sleeper as a row of the history."""

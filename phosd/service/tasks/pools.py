@@ -106,6 +106,11 @@ class Pools:
             keeper.cancel()
         await asyncio.gather(*self._keepers.values(), return_exceptions=True)
 
+    def write_again(self) -> None:
+        """Record all pools again in a new history file."""
+        for kept in self._pools.values():
+            self._record(kept)
+
     def __iter__(self) -> Iterator[_Kept]:
         return iter(self._pools.values())
 

@@ -1,9 +1,11 @@
 """The real daemon and engine: programs that sleep until somebody calls them."""
 
 import contextlib
+import json
 import os
 import signal
 import socket
+import sqlite3
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -61,6 +63,16 @@ def asked(caller: socket.socket) -> tuple[int, str]:
 def is_right(undisturbed: Undisturbed, answer: tuple[int, str]) -> bool:
     step, digest = answer
     return undisturbed("single", step + 1)[step] == digest
+
+
+def forget_that_it_sleeps(history: Path) -> None:
+    """Make the history say that it is awake: phosd was killed when it was just frozen."""
+    with contextlib.closing(sqlite3.connect(history)) as database, database:
+        ((told,),) = database.execute("select told from sleepers").fetchall()
+        known = json.loads(told)
+        assert known["suspension"]
+        known["suspension"] = ""
+        database.execute("update sleepers set told = ?", [json.dumps(known)])
 
 
 def state(bus: str, place: Path, target: Target) -> tuple[object, object, object]:
@@ -140,11 +152,15 @@ def test_it_falls_asleep_again(
                 assert asked(caller)[0] == step
                 assert state(bus, place, target) == AWAKE
         wait_for(bus, place, target, *ASLEEP)
+    forget_that_it_sleeps(place / "state/history.db")
     with phosd(bus, place):
         with connected(place, "chat") as caller:
             answer = asked(caller)
         assert answer[0] == 2 and is_right(undisturbed, answer)
         wait_for(bus, place, target, *AWAKE)
+        phos(bus, place, "resume", pid)
+        wait_for(bus, place, target, *AS_ANY)
+        phos(bus, place, "suspend", pid, "--idle", "1")
     with phosd(bus, place):
         wait_for(bus, place, target, *ASLEEP)
         phos(bus, place, "suspend", pid)  # its contexts, too
@@ -154,7 +170,8 @@ def test_it_falls_asleep_again(
         time.sleep(2)
         assert state(bus, place, target) == AS_ANY
         told = [event for event in phos(bus, place, "events") if event["kind"] == "sleeper"]
-        assert len(told) == 1 and "somebody has resumed or suspended it" in str(told[0]["text"])
+        assert len(told) == 2
+        assert all("somebody has resumed or suspended it" in str(event["text"]) for event in told)
 
 
 @pytest.mark.rotated(of=3)
@@ -191,6 +208,14 @@ def test_two_that_have_room_for_one(
                 assert answer[0] == step and is_right(undisturbed, answer)
                 for which, target in names.items():
                     wait_for(bus, place, target, *(AWAKE if which == name else ASLEEP))
+            with connected(place, "other") as caller:
+                phos(bus, place, "resume", str(other.pid))
+                assert asked(caller)[0] == 2
+                with connected(place, "one") as in_vain:
+                    in_vain.settimeout(3)
+                    with pytest.raises(TimeoutError):
+                        asked(in_vain)
+                assert state(bus, place, other) == AS_ANY, "it is to stay awake"
         finally:
             full.kill()
 
