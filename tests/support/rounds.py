@@ -33,6 +33,8 @@ AGAIN_AND_AGAIN = (
     "tests/system/faults/test_files.py",
     "tests/native/analysis/test_oracle.py",
     "tests/long/test_tui_memory.py",
+    "tests/long/test_exchanges.py",
+    "tests/system/service/test_random_pools.py",
 )
 """What ask :func:`~tests.support.rotation.times` how often."""
 _PYTEST = (

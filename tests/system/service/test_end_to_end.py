@@ -26,6 +26,15 @@ def phosd(
     bus: str, folder: Path, *, entering: Sequence[str] = (), **variables: str
 ) -> Iterator[subprocess.Popen[str]]:
     """The daemon, until the end of the context; by a command that enters other namespaces."""
+    with phosd_that_ends(0, bus, folder, entering, **variables) as daemon:
+        yield daemon
+
+
+@contextmanager
+def phosd_that_ends(
+    status: int, bus: str, folder: Path, entering: Sequence[str] = (), **variables: str
+) -> Iterator[subprocess.Popen[str]]:
+    """The daemon, which ends with this exit status."""
     command = [*entering, sys.executable, "-m", "phosd.service.main", "--session"]
     command += [f"--state-dir={folder / 'state'}", f"--runtime-dir={folder / 'run'}"]
     command += [f"--config={folder / 'phosd.toml'}"]
@@ -40,7 +49,7 @@ def phosd(
         yield daemon
     finally:
         daemon.send_signal(signal.SIGTERM)
-        assert end_of(daemon) == 0, log.read_text()
+        assert end_of(daemon) == status, log.read_text()
 
 
 def copy_by_chunks(folder: Path) -> None:
