@@ -39,8 +39,9 @@ _log = logging.getLogger(__name__)
 class _Kept:
     """A pool with its programs: those that wait, oldest first, and those that were started.
 
-    ``starting`` are starts that have begun, ``restoring`` those of them that make a program of the
-    image, and ``making`` the programs that are being made to wait.
+    ``starting`` are starts that have begun, ``resuming`` those of them that have taken a program
+    that waited, ``restoring`` those that make one of the image, and ``making`` the programs that
+    are being made to wait.
     """
 
     pool: Pool
@@ -48,6 +49,7 @@ class _Kept:
     started: list[ProcessId] = field(default_factory=list)
     making: int = 0
     starting: int = 0
+    resuming: int = 0
     restoring: int = 0
     job: Job | None = None
     """The one that has made a program last, or makes it."""
@@ -59,13 +61,13 @@ class _Kept:
     @property
     def room(self) -> int:
         """How many programs more there may be."""
-        there = len(self.waiting) + len(self.started) + self.making + self.restoring
-        return self.pool.most - there
+        there = len(self.waiting) + len(self.started)
+        return self.pool.most - there - self.making - self.resuming - self.restoring
 
     @property
     def is_exhausted(self) -> bool:
         """Whether there is none for one more start, and none may be made for it."""
-        asking = self.starting - self.restoring
+        asking = self.starting - self.resuming - self.restoring
         return asking >= len(self.waiting) + self.making + max(0, self.room)
 
     @property
@@ -207,17 +209,19 @@ class Pools:
         pool = kept.pool
         self._look(kept)
         while (member := self._next(kept, progress)) is not None:
-            process = member.process
+            process, back = member.process, list[Member]()
             try:
                 self._engine.resume(process.pid, ResumeRequest(), pool.owner, progress)
+                return self._runs(kept, process, HOLLOW)
             except NoSuchProcess as error:  # it has died in its sleep
                 progress.note(f"process {process.pid} of the pool is gone: {error}")
-                continue
             except PhosError:
-                with kept.lock:
-                    kept.waiting.insert(0, member)
+                back.append(member)
                 raise
-            return self._runs(kept, process, HOLLOW)
+            finally:
+                with kept.lock:
+                    kept.resuming -= 1
+                    kept.waiting[:0] = back
         try:
             request = RestoreRequest(clone=_clone_name(pool))
             pid = self._engine.restore(pool.image, request, pool.owner, progress)
@@ -233,6 +237,7 @@ class Pools:
         while True:
             with kept.lock:
                 if kept.waiting:
+                    kept.resuming += 1
                     return kept.waiting.pop(0)
                 if kept.room > 0:
                     kept.restoring += 1

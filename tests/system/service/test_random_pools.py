@@ -85,7 +85,7 @@ class Life:
         self.resting.discard(process)
 
     def check(self) -> None:
-        """Who was given to users lives, and the pool knows them; there are never too many."""
+        """All that was given to users lives, and the pool knows it; there is never too much."""
         assert all(process_id(each.pid) == each for each in self.started)
         found = pool(self.bus, self.place)
         assert found["waiting"] + found["running"] <= MOST
