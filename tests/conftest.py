@@ -6,12 +6,13 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from phosd.errors import PhosError
 from tests.support import rotation
 from tests.support.harness import has_two_gpus
 from tests.support.shards import name_of, recorded
@@ -56,6 +57,18 @@ for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
 def pytest_report_header() -> str:
     part = "everything" if rotation.EVERYTHING else "a part of what is random or a product"
     return f"plays {part} (PHOS_TEST_SEED={rotation.SEED})"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    call: pytest.CallInfo[None],
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Show what programs have said that phosd ran, as CRIU: the message has a line of it only."""
+    report = yield
+    error = call.excinfo.value if call.excinfo else None
+    if isinstance(error, PhosError) and error.details:
+        report.sections.append(("What was said", "\n".join(error.details)))
+    return report
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -1,6 +1,7 @@
 """The answers to CRIU's action script arrive, whatever becomes of what wakes it."""
 
 import os
+import shutil
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -81,6 +82,35 @@ def test_no_answer_is_lost_with_what_wakes(work: Path, script: ActionScript, whe
                 (work / "wake").open("wb", buffering=0).write(b"\n\n")
                 each.join(0.05)
         os.close(thief)
+
+
+_LATE = """#!/bin/sh
+echo >>calls
+[ "$(wc -l <calls)" -gt "$LATE" ] || exit 124
+exec "$TIMEOUT" "$@"
+"""
+
+
+@pytest.mark.parametrize(("late", "code"), [(4, 0), (1000, 1)], ids=["busy", "dead"])
+def test_a_busy_machine_is_no_dead_phosd(
+    work: Path, script: ActionScript, monkeypatch: pytest.MonkeyPatch, late: int, code: int
+) -> None:
+    """Where nothing is started in a second, it looks again before it gives up."""
+    found = shutil.which("timeout")
+    assert found is not None
+    slow = work / "bin/timeout"
+    slow.parent.mkdir()
+    slow.write_text(_LATE)
+    slow.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{slow.parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("TIMEOUT", found)
+    monkeypatch.setenv("LATE", str(late))
+    asking = ask(work, STARTED)
+    if not code:
+        attend_until_there(script, STARTED)
+        wait_until(lambda: len((work / "calls").read_text()) > late, "it to look again")
+        script.let_go_on()
+    assert asking.wait(20) == code
 
 
 def test_an_answer_that_comes_first_is_found(work: Path, script: ActionScript) -> None:
