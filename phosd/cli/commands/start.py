@@ -1,5 +1,8 @@
 """Implement ``phos start``: start a program of a pool."""
 
+from contextlib import suppress
+from pathlib import Path
+
 import click
 
 from phosd.cli.command import command
@@ -27,4 +30,14 @@ def start(settings: Settings, name: str) -> None:
         seconds = (job["Ended"] - job["Started"]) / 1e6
         came = _FROM.get(job["Mode"], "")
         settings.note(f"process {job['Result']} runs, {came}, after {seconds:.2f} s")
+        if not settings.nodes and (place := _output_of(job["Result"])):
+            settings.note(f"its output goes on in {place}")
         settings.say(job["Result"])
+
+
+def _output_of(pid: str) -> str:
+    """Return the file to which a process of this machine prints; empty if it is none."""
+    with suppress(OSError):  # it has ended, or is another user's
+        place = Path(f"/proc/{pid}/fd/1").readlink()
+        return str(place) if place.is_file() else ""
+    return ""

@@ -142,6 +142,9 @@ def test_deaths_bursts_and_bounds(bus: str, place: Path, target: Target) -> None
             ended = [*clients.map(lambda _: phos_ended(bus, place, "start", "chat"), range(5))]
         pids = {int(done.stdout) for done in ended if done.returncode == 0}
         assert len(pids) == 3 and all(map(procfs.process_id, pids))
+        assert all(
+            "its output goes on in /" in done.stderr for done in ended if not done.returncode
+        )
         refused = [done for done in ended if done.returncode]
         assert all("as many as it may" in done.stderr for done in refused), ended
         assert pool(bus, place)["running"] == 3
