@@ -36,6 +36,10 @@ _COUNTED = 2 * _LONGEST + 1
 """Seconds for which launches are counted after a look."""
 _TURN_SECONDS = 1.0
 """Seconds that a program must have been quiet before another one may take its place."""
+_IN_VAIN, _VAIN_SECONDS = 3, 30.0
+"""How often in a row a program is woken that launches nothing, before it sleeps so long at least
+although somebody seems to call.
+"""
 FIRST_DELAY, MOST_DELAY = 2.0, 300.0
 """Seconds until something is tried again after a failure; they double with each."""
 _log = logging.getLogger(__name__)
@@ -141,8 +145,8 @@ class Life:
         if sleeper.suspension:
             processes = {sleeper.process, *sleeper.users}
             call = await await_call(processes, self.read, self._is_as_left)
-            if call is Call.BEFORE and self._vain:  # it may be what it does not read
-                await asyncio.sleep(min(sleeper.idle * 2**self._vain, MOST_DELAY))
+            if call is Call.BEFORE and self._vain > _IN_VAIN:  # it may be what it does not read
+                await asyncio.sleep(_VAIN_SECONDS)
             if call is not Call.NONE:
                 await self._wake()
             return True
@@ -192,6 +196,8 @@ class Life:
             progress.note("somebody called it")
             moved = engine.resume(self.pid, ResumeRequest(), sleeper.acting, progress)
             self._became(sleeper.awake())
+            with contextlib.suppress(PhosError):  # it has ended: the next look says so
+                self._launches(sleeper.users)  # what it launches for this call counts
             return Outcome(",".join(f"{old}:{new}" for old, new in sorted(moved.items())))
 
         await self._do("resume", work)
