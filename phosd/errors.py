@@ -108,6 +108,9 @@ class Reason(enum.StrEnum):
     TAKEN = "taken"
     """A clone would need what only one program can have, and another one has."""
 
+    NO_DOOR = "no-door"
+    """Nobody could call the program: it listens on no socket."""
+
     UNKNOWN_USER = "unknown-user"
     """The user database does not know the user."""
     OUTPUT_FOLDER = "output-folder"

@@ -1,15 +1,20 @@
 """Serves as a model does: whoever sends a line, by TCP or by a unix socket, gets that of a step,
 which is computed then. Its steps are those of ``single``.
 
-The second argument is the unix socket's path; beside it, in ``.port``, is the TCP port.
+The second argument is the unix socket's path; beside it, in ``.port``, is the TCP port. With
+``PHOS_TEST_THINKS`` it takes so many seconds before it computes what it was asked for.
 """
 
+import os
 import select
 import socket
 import sys
+import time
 from pathlib import Path
 
 from gpu import Device, Report, State
+
+THINKS = float(os.environ.get("PHOS_TEST_THINKS") or 0)
 
 
 def listening(path: str) -> list[socket.socket]:
@@ -37,6 +42,7 @@ def main() -> None:
                 callers.remove(each)
                 each.close()
             else:
+                time.sleep(THINKS)
                 step = next(steps)
                 report.tell(step, state.step(step, report.seed))
                 each.sendall(f"{step} {report.digest}\n".encode())

@@ -24,8 +24,8 @@ from dataclasses import dataclass
 from phosd import unix_sockets
 from phosd.engine.system import procfs
 from phosd.engine.system.foreign_descriptor import duplicate
-from phosd.engine.system.tcp import State, TcpSocket, tcp_sockets, unread
-from phosd.errors import Unsupported
+from phosd.engine.system.tcp import State, TcpSocket, tcp_sockets, unanswered, unread
+from phosd.errors import Reason, Unsupported
 from phosd.units import counted
 
 MOST = 256
@@ -53,11 +53,21 @@ class Doors:
 
     @property
     def is_called(self) -> bool:
-        """Whether somebody waits to be accepted, or something to be read."""
+        """Whether somebody waits to be accepted, something to be read, or somebody for an answer to
+        what was read.
+        """
         poller = select.poll()
         for each in self.listening:
             poller.register(each, select.POLLIN)
-        return bool(poller.poll(0)) or self.is_sent_to
+        return bool(poller.poll(0)) or self.is_sent_to or self.is_answering
+
+    @property
+    def is_answering(self) -> bool:
+        """Whether something was read from a connection lately, and nothing was sent since."""
+        return any(
+            inodes and _shares_our_network(pid) and unanswered(inodes)
+            for pid, inodes in self.accepted.items()
+        )
 
     @property
     def is_sent_to(self) -> bool:
@@ -68,6 +78,14 @@ class Doors:
         """Close the duplicates."""
         for each in self.listening:
             unix_sockets.abandon(each.detach())
+
+
+def is_answering(pids: Iterable[int]) -> bool:
+    """Return whether one of these processes has read something that it has not answered yet, on a
+    TCP connection that it has accepted in phosd's own network; others are not known.
+    """
+    found = {network.witness: network.accepted() for network in _networks(pids)}
+    return Doors((), found).is_answering
 
 
 def places(pids: Iterable[int]) -> list[str]:
@@ -93,6 +111,7 @@ def open_doors(pids: Collection[int]) -> Doors:
                     raise Unsupported(
                         f"process {network.witness} listens on more than {counted(MOST, 'socket')}",
                         hint="nobody is waited for on so many; wake it with `phos resume`",
+                        reason=Reason.TOO_LARGE,
                     )
                 if (found := _duplicate(*network.holders[inode], inode)) is not None:
                     doors.append(found)
@@ -150,6 +169,7 @@ def _networks(pids: Iterable[int]) -> Iterator[_Network]:
             raise Unsupported(
                 f"process {pid} is one of more than {counted(MOST_PROCESSES, 'process')}",
                 hint="nobody is waited for at so many; suspend it without `wake` and `idle`",
+                reason=Reason.TOO_LARGE,
             )
         with _ended():
             name = procfs.namespace(pid, "net")
@@ -173,6 +193,12 @@ def _tcp_of(pid: int) -> list[TcpSocket]:
 def _unread(pid: int, inodes: frozenset[int]) -> bool:
     with _ended():
         return unread(pid, inodes)
+    return False
+
+
+def _shares_our_network(pid: int) -> bool:
+    with _ended():
+        return procfs.namespace(pid, "net") == procfs.namespace(os.getpid(), "net")
     return False
 
 

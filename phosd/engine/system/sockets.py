@@ -4,15 +4,10 @@ import errno
 import os
 import socket
 import struct
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from phosd.engine.system import procfs, sock_diag
 
-_SOCK_DIAG_BY_FAMILY = 20
-_NLMSG_ERROR = 2
-_NLMSG_DONE = 3
-_NLM_F_REQUEST_DUMP = 0x301
 _UDIAG_SHOW_NAME = 1
 _UDIAG_SHOW_PEER = 4
 _UNIX_DIAG_NAME = 0
@@ -46,35 +41,19 @@ def unix_sockets() -> dict[int, UnixSocket]:
         "BBHIIIII", socket.AF_UNIX, 0, 0, 0xFFFFFFFF, 0, 5, 0xFFFFFFFF, 0xFFFFFFFF
     )
     with sock_diag.link() as link:
-        sock_diag.ask(link, _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST_DUMP, request)
-        return {found.inode: found for found in _answers(link)}
-
-
-def _answers(link: socket.socket) -> Iterator[UnixSocket]:
-    while True:
-        data = link.recv(1 << 16)
-        while data:
-            length, kind = struct.unpack_from("IH", data)
-            if kind == _NLMSG_DONE:
-                return
-            if kind == _NLMSG_ERROR:
-                raise sock_diag.error_of(data, "cannot list the unix sockets")
-            yield _unix_socket(data[sock_diag.HEADER_BYTES : length])
-            data = data[(length + 3) & ~3 :]
+        sock_diag.ask(link, sock_diag.BY_FAMILY, sock_diag.DUMP, request)
+        messages = sock_diag.answers(link, "cannot list the unix sockets")
+        return {found.inode: found for found in map(_unix_socket, messages)}
 
 
 def _unix_socket(message: bytes) -> UnixSocket:
     _, kind, state, _, inode = struct.unpack_from("BBBBI", message)
     name, peer = "", None
-    rest = message[16:]
-    while len(rest) >= 4:
-        length, attribute = struct.unpack_from("HH", rest)
-        value = rest[4:length]
+    for attribute, value in sock_diag.attributes(message[16:]):
         if attribute == _UNIX_DIAG_NAME:
             name = os.fsdecode(value.rstrip(b"\0").replace(b"\0", b"@"))
         elif attribute == _UNIX_DIAG_PEER:
             peer = struct.unpack("I", value)[0]
-        rest = rest[max((length + 3) & ~3, 4) :]
     return UnixSocket(inode, kind, state == _TCP_LISTEN, name, peer)
 
 

@@ -14,6 +14,11 @@ from phosd.engine.system import procfs, sock_diag
 _SOCK_DESTROY = 21
 _NLM_F_REQUEST_ACK = 0x5
 _ANY_COOKIE = b"\xff" * 8
+_INFO = 2
+"""``INET_DIAG_INFO`` (``linux/inet_diag.h``), and where an answer has its inode and the rest."""
+_INODE_AT, _ATTRIBUTES_AT = 68, 72
+_SENT_AT, _GOT_AT, _SEGMENTS_AT = 44, 52, 152
+_LATELY_MS = 600_000
 
 Place = tuple[str, int]
 """An address and a port; an IPv4 address is written as one, also in a socket for IPv6."""
@@ -29,6 +34,9 @@ class State(IntEnum):
     CLOSED = 7
     PEER_FINISHED = 8
     LISTENING = 10
+
+
+_OPEN = 1 << State.ESTABLISHED | 1 << State.PEER_FINISHED
 
 
 @dataclass(frozen=True)
@@ -63,6 +71,33 @@ def unread(pid: int, inodes: Collection[int]) -> bool:
             row = line.split()  # of the rest, addresses take most of the time
             if int(row[9]) in inodes and _unread_in(row):
                 return True
+    return False
+
+
+def unanswered(inodes: Collection[int]) -> bool:
+    """Return whether something has come on one of these connections of the own network, within ten
+    minutes, and nothing was sent since.
+    """
+    for family in (socket.AF_INET, socket.AF_INET6):
+        request = struct.pack("=BBBxI48x", family, socket.IPPROTO_TCP, 1 << (_INFO - 1), _OPEN)
+        with sock_diag.link() as link:
+            sock_diag.ask(link, sock_diag.BY_FAMILY, sock_diag.DUMP, request)
+            for message in sock_diag.answers(link, "cannot ask for connections"):
+                (inode,) = struct.unpack_from("=I", message, _INODE_AT)
+                if inode in inodes and _is_unanswered(message[_ATTRIBUTES_AT:]):
+                    return True
+    return False
+
+
+def _is_unanswered(attributes: bytes) -> bool:
+    """Read ``struct tcp_info`` (``linux/tcp.h``): how many milliseconds ago data came and went,
+    both since the connection began, and how many segments of each.
+    """
+    for kind, value in sock_diag.attributes(attributes):
+        if kind == _INFO and len(value) >= _SEGMENTS_AT + 8:
+            (sent,), (got,) = (struct.unpack_from("=I", value, at) for at in (_SENT_AT, _GOT_AT))
+            came, went = struct.unpack_from("=II", value, _SEGMENTS_AT)
+            return bool(came and got < _LATELY_MS and (not went or got < sent))
     return False
 
 

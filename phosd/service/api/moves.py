@@ -111,7 +111,7 @@ class Moves:
         def work(progress: Progress) -> Outcome:
             require_same(target)
             if options.sleeps:
-                with self._sleepers.begun(target, acting, options, called) as where:
+                with self._sleepers.begun(target, acting, options, called, progress) as where:
                     where = where or suspend(progress)
             else:
                 with self._sleepers.left_alone(target.id):

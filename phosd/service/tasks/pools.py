@@ -4,10 +4,8 @@ import asyncio
 import contextlib
 import logging
 import secrets
-import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 
 from phosd.engine.image.manifest import Manifest
 from phosd.engine.job.progress import Progress
@@ -21,6 +19,7 @@ from phosd.service.jobs.options import PoolRequest, RestoreRequest, ResumeReques
 from phosd.service.jobs.pool import Member, Pool, PoolCounts
 from phosd.service.jobs.table import Job, JobTable, Outcome, Task
 from phosd.service.process_identity import key_of
+from phosd.service.tasks.kept_pool import KeptPool
 from phosd.units import counted
 
 MOST_POOLS = 16
@@ -33,47 +32,6 @@ _TURN_SECONDS = 0.02
 _FIRST_DELAY, _MOST_DELAY = 2.0, 300.0
 """Seconds until a program is made again after a failure; they double with each."""
 _log = logging.getLogger(__name__)
-
-
-@dataclass
-class _Kept:
-    """A pool with its programs: those that wait, oldest first, and those that were started.
-
-    ``starting`` are starts that have begun, ``resuming`` those of them that have taken a program
-    that waited, ``restoring`` those that make one of the image, and ``making`` the programs that
-    are being made to wait.
-    """
-
-    pool: Pool
-    waiting: list[Member] = field(default_factory=list)
-    started: list[ProcessId] = field(default_factory=list)
-    making: int = 0
-    starting: int = 0
-    resuming: int = 0
-    restoring: int = 0
-    job: Job | None = None
-    """The one that has made a program last, or makes it."""
-    trouble: str = ""
-    wake: asyncio.Event = field(default_factory=asyncio.Event)
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    """Held while all this changes, which jobs do in their threads."""
-
-    @property
-    def room(self) -> int:
-        """How many programs more there may be."""
-        there = len(self.waiting) + len(self.started)
-        return self.pool.most - there - self.making - self.resuming - self.restoring
-
-    @property
-    def is_exhausted(self) -> bool:
-        """Whether there is none for one more start, and none may be made for it."""
-        asking = self.starting - self.resuming - self.restoring
-        return asking >= len(self.waiting) + self.making + max(0, self.room)
-
-    @property
-    def members(self) -> list[Member]:
-        """All programs."""
-        return [*self.waiting, *map(Member, self.started)]
 
 
 class Pools:
@@ -92,7 +50,7 @@ class Pools:
         self._history = history
         self._jobs = jobs
         self._write_down = write_down
-        self._pools: dict[str, _Kept] = {}
+        self._pools: dict[str, KeptPool] = {}
         self._keepers: dict[str, asyncio.Task[None]] = {}
 
     async def start(self) -> None:
@@ -100,7 +58,7 @@ class Pools:
         for pool, members in self._history.pools.all():
             waiting = [each for each in members if each.suspension]
             started = [each.process for each in members if not each.suspension]
-            self._keep(_Kept(pool, waiting, started))
+            self._keep(KeptPool(pool, waiting, started))
 
     async def close(self) -> None:
         """Fill no pool any more. Its programs stay as they are."""
@@ -113,8 +71,8 @@ class Pools:
         for kept in self._pools.values():
             self._record(kept)
 
-    def __iter__(self) -> Iterator[_Kept]:
-        return iter(self._pools.values())
+    def __iter__(self) -> Iterator[KeptPool]:
+        return (each for each in self._pools.values() if not each.removed)
 
     def counts(self) -> PoolCounts:
         """Return how many programs there are of all pools. Other threads may call it, too."""
@@ -147,7 +105,7 @@ class Pools:
                 f"uid {pool.owner} has {MOST_POOLS} pools, as many as one may",
                 hint="end one (`phos pool rm`)",
             )
-        self._keep(_Kept(pool))
+        self._keep(KeptPool(pool))
         self._record(self._pools[pool.name])
 
     def scale(self, name: str, request: PoolRequest) -> None:
@@ -160,10 +118,11 @@ class Pools:
     async def remove(self, name: str) -> None:
         """End a pool, and its programs that were not started."""
         kept = self._named(name)
+        with kept.lock:
+            kept.removed = True
         keeper = self._keepers.pop(name)
         keeper.cancel()
         await asyncio.gather(keeper, return_exceptions=True)
-        del self._pools[name]
         if kept.job is not None and not kept.job.state.ended:
             self._jobs.cancel(kept.job)
             await self._jobs.wait(kept.job)
@@ -171,6 +130,7 @@ class Pools:
         while (member := _taken(kept)) is not None:
             await asyncio.to_thread(self._end, member, kept.pool.owner)
         self._history.pools.forget(name)
+        del self._pools[name]
 
     def begin(self, name: str, caller: int, token: str) -> Job:
         """Start a program of a pool for user id ``caller``: one that waits, or, if there is none,
@@ -205,7 +165,7 @@ class Pools:
 
     # In a job's thread
 
-    def _started(self, kept: _Kept, progress: Progress) -> Outcome:
+    def _started(self, kept: KeptPool, progress: Progress) -> Outcome:
         pool = kept.pool
         self._look(kept)
         while (member := self._next(kept, progress)) is not None:
@@ -230,24 +190,26 @@ class Pools:
             with kept.lock:
                 kept.restoring -= 1
 
-    def _next(self, kept: _Kept, progress: Progress) -> Member | None:
+    def _next(self, kept: KeptPool, progress: Progress) -> Member | None:
         """Take one that waits, or is being made if no other may be; None: there is room for one
         that is restored, which counts from now on. Raises :class:`Busy` if there is none.
         """
         while True:
             with kept.lock:
-                if kept.waiting:
+                if kept.removed:
+                    raise _removed(kept.pool.name)
+                if kept.waiting and kept.room >= 0:
                     kept.resuming += 1
                     return kept.waiting.pop(0)
                 if kept.room > 0:
                     kept.restoring += 1
                     return None
-                if not kept.making:
+                if not kept.making or kept.room < 0:
                     raise _full(kept)
             progress.check()
             time.sleep(_TURN_SECONDS)
 
-    def _runs(self, kept: _Kept, process: ProcessId | None, level: str) -> Outcome:
+    def _runs(self, kept: KeptPool, process: ProcessId | None, level: str) -> Outcome:
         if process is None:
             return Outcome("", level)
         with kept.lock:
@@ -264,26 +226,26 @@ class Pools:
 
     # Filling
 
-    def _keep(self, kept: _Kept) -> None:
+    def _keep(self, kept: KeptPool) -> None:
         self._pools[kept.pool.name] = kept
         keeper = asyncio.get_running_loop().create_task(self._fill(kept))
         self._keepers[kept.pool.name] = keeper
 
-    async def _fill(self, kept: _Kept) -> None:
+    async def _fill(self, kept: KeptPool) -> None:
         """Make a program whenever one is missing, and end one whenever there is one too many."""
         delay = _FIRST_DELAY
         while True:
             kept.wake.clear()
             await asyncio.to_thread(self._look, kept)
             pause = _LOOK_SECONDS
-            if len(kept.waiting) > kept.pool.hollow:
+            if len(kept.waiting) > kept.wanted:
                 if (member := _taken(kept)) is not None:
                     await asyncio.to_thread(self._end, member, kept.pool.owner)
                     self._record(kept)
                 continue
-            if len(kept.waiting) < kept.pool.hollow and _reserved(kept):
+            if len(kept.waiting) < kept.wanted and (clone := _reserved(kept)):
                 try:
-                    await self._make(kept)
+                    await self._make(kept, clone)
                     delay, kept.trouble = _FIRST_DELAY, ""
                     continue
                 except Cancelled:
@@ -295,23 +257,24 @@ class Pools:
                 async with asyncio.timeout(pause):
                     await kept.wake.wait()
 
-    async def _make(self, kept: _Kept) -> None:
+    async def _make(self, kept: KeptPool, clone: str) -> None:
         """Restore a hollow program of the pool's image, for which there is room."""
         try:
-            await self._made(kept)
+            await self._made(kept, clone)
         finally:
             with kept.lock:
-                kept.making -= 1
+                kept.making.discard(clone)
 
-    async def _made(self, kept: _Kept) -> None:
+    async def _made(self, kept: KeptPool, clone: str) -> None:
         pool = kept.pool
         manifest = await asyncio.to_thread(self._engine.image, pool.image)
-        request = RestoreRequest(clone=_clone_name(pool), hollow=True)
+        request = RestoreRequest(clone=clone, hollow=True)
 
         def work(progress: Progress) -> Outcome:
             pid = self._engine.restore(pool.image, request, pool.owner, progress)
             with kept.lock:  # noted here: phosd may be ending
                 kept.waiting += self._suspended(pid)
+                kept.making.discard(clone)
             self._record(kept)
             return Outcome(str(pid), HOLLOW, process=key_of(pid))
 
@@ -329,7 +292,7 @@ class Pools:
         found = (each for each in self._engine.suspended() if each.pid == pid)
         return [Member(ProcessId(each.pid, each.start_time), each.image) for each in found][:1]
 
-    def _look(self, kept: _Kept) -> None:
+    def _look(self, kept: KeptPool) -> None:
         """Leave out programs that have ended. One whose user has resumed it counts as started, also
         when it was suspended since: what waits does so in the suspension in which it was made.
         """
@@ -345,29 +308,30 @@ class Pools:
         if changed:
             self._record(kept)
 
-    def _record(self, kept: _Kept) -> None:
-        with kept.lock:
-            members = kept.members
-        self._history.pools.record(kept.pool, members)
+    def _record(self, kept: KeptPool) -> None:
+        with kept.lock:  # held: it may be removed meanwhile
+            if not kept.removed:
+                self._history.pools.record(kept.pool, kept.members)
 
-    def _tell(self, kept: _Kept, text: str) -> None:
+    def _tell(self, kept: KeptPool, text: str) -> None:
         if text != kept.trouble:
             kept.trouble = text
             said = f"no program of it could be made: {text}"
             event = Event("pool", kept.pool.name, said, Severity.WARNING, kept.pool.owner)
             self._history.event(event)
 
-    def _named(self, name: str) -> _Kept:
-        try:
-            return self._pools[name]
-        except KeyError:
-            there = ", ".join(sorted(self._pools)) or "none"
-            raise NoSuchProcess(
-                f"there is no pool {name}", hint=f"the pools are: {there} (`phos pool ls`)"
-            ) from None
+    def _named(self, name: str) -> KeptPool:
+        kept = self._pools.get(name)
+        if kept is None or kept.removed:
+            raise _removed(name)
+        return kept
 
 
-def _full(kept: _Kept) -> Busy:
+def _removed(name: str) -> NoSuchProcess:
+    return NoSuchProcess(f"there is no pool {name}", hint="`phos pool` lists them")
+
+
+def _full(kept: KeptPool) -> Busy:
     name, most = kept.pool.name, kept.pool.most
     return Busy(
         f"the pool {name} has {counted(most, 'program')}, as many as it may",
@@ -380,19 +344,19 @@ def pool_of(name: str, manifest: Manifest, request: PoolRequest) -> Pool:
     return Pool(name, manifest.owner, manifest.id, called=manifest.called).scaled(request)
 
 
-def _taken(kept: _Kept) -> Member | None:
+def _taken(kept: KeptPool) -> Member | None:
     """Take the program out that has waited longest; None if none waits."""
     with kept.lock:
         return kept.waiting.pop(0) if kept.waiting else None
 
 
-def _reserved(kept: _Kept) -> bool:
-    """Count one more that is being made, if there is room for it."""
+def _reserved(kept: KeptPool) -> str:
+    """Count one more that is being made, if there is room for it. Returns its name, or nothing."""
     with kept.lock:
         if kept.room <= 0:
-            return False
-        kept.making += 1
-        return True
+            return ""
+        kept.making.add(clone := _clone_name(kept.pool))
+        return clone
 
 
 def _clone_name(pool: Pool) -> str:

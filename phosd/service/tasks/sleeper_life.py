@@ -9,14 +9,16 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from phosd.engine.job.progress import Progress
 from phosd.engine.node.suspended import Suspended
+from phosd.engine.program.doors import is_answering
 from phosd.engine.program.process import GpuProcess
 from phosd.engine.system import procfs
+from phosd.engine.system.freezer import with_those_below
 from phosd.engine.system.procfs import ProcessId
 from phosd.errors import Busy, Cancelled, NoSuchProcess, OutOfMemory, PhosError, Timeout
 from phosd.service.dbus.query_pool import QueryPool
@@ -36,7 +38,9 @@ _COUNTED = 2 * _LONGEST + 1
 """Seconds for which launches are counted after a look."""
 _TURN_SECONDS = 1.0
 """Seconds that a program must have been quiet before another one may take its place."""
-_IN_VAIN, _VAIN_SECONDS = 3, 30.0
+_TRIES = 8
+"""Programs that leave for one, at most."""
+_IN_VAIN, _VAIN_SECONDS = 3, 5.0
 """How often in a row a program is woken that launches nothing, before it sleeps so long at least
 although somebody seems to call.
 """
@@ -77,14 +81,20 @@ class Means:
         return next(found, None)
 
 
+class MakeRoom(Protocol):
+    """Puts another program to sleep for one that comes, ``first`` only if it has to. Returns
+    whether there may be room now.
+    """
+
+    async def __call__(self, coming: "Life", *, first: bool) -> bool: ...
+
+
 class Life:
     """The life of a ``sleeper``. ``make_room`` is called when its GPUs have none, and returns
     whether it has made some. Use it on the event loop only.
     """
 
-    def __init__(
-        self, sleeper: Sleeper, means: Means, make_room: Callable[["Life"], Awaitable[bool]]
-    ) -> None:
+    def __init__(self, sleeper: Sleeper, means: Means, make_room: "MakeRoom") -> None:
         self.sleeper = sleeper
         self.quiet_since = math.inf
         """When it was last seen to have launched a kernel, on the loop's clock."""
@@ -96,6 +106,8 @@ class Life:
         """How many kernels it had launched when it was last looked at."""
         self._vain = 0
         """How often in a row it was woken and launched none."""
+        self._told = ""
+        """The last trouble that was told, until something succeeds."""
         self._turning = asyncio.Lock()
         """Held while it falls asleep or wakes."""
         self._turned = asyncio.Event()
@@ -125,12 +137,12 @@ class Life:
             try:
                 if not await self._is_as_left() or not await self._turn():
                     return
-                delay = FIRST_DELAY
+                delay, self._told = FIRST_DELAY, ""
                 continue
             except Cancelled as error:
                 _log.info("%s", error)
             except PhosError as error:
-                self.tell(str(error))
+                self._tell_once(str(error))
             except Exception as error:
                 _log.exception("process %d is not woken now", self.pid)
                 self.tell(f"it is not woken now ({error!r}); phosd's log has the details")
@@ -180,12 +192,18 @@ class Life:
 
     async def _wake(self) -> None:
         async with self._turning:
+            tries = _TRIES
+            if self.sleeper.idle:  # without a job that fails
+                await self._make_room(self, first=True)
             while True:
                 try:
                     await self._resume()
                     return
                 except OutOfMemory:
-                    if not self.sleeper.idle or not await self._make_room(self):
+                    tries -= 1
+                    if not tries or not self.sleeper.idle:
+                        raise
+                    if not await self._make_room(self, first=False):
                         raise
 
     async def _resume(self) -> None:
@@ -218,6 +236,8 @@ class Life:
                 launched = await self.read(self._launches, self._users())
                 if launched not in (0, self._launched):  # a checkpoint counts anew
                     self.quiet_since, self._vain = loop.time(), 0
+                if await self.read(self._answers):
+                    self.quiet_since = loop.time()
                 self._launched = launched
                 if loop.time() - self.quiet_since >= self.sleeper.idle:
                     return True
@@ -234,9 +254,9 @@ class Life:
             return False
         try:
             launched = await self.read(self._launches, self._users())
+            return launched in (0, self._launched) and not await self.read(self._answers)
         except PhosError:
             return False
-        return launched in (0, self._launched)
 
     async def put_to_sleep(self, why: str) -> None:
         """Suspend the program until somebody calls it, if it still computes nothing."""
@@ -247,7 +267,7 @@ class Life:
 
             def work(progress: Progress) -> Outcome:
                 self._require_as_left()
-                if self._launches(users) not in (0, self._launched):
+                if self._launches(users) not in (0, self._launched) or self._answers():
                     raise Cancelled(f"process {self.pid} computes again")
                 progress.note(why)
                 request = sleeper.request.each
@@ -271,6 +291,10 @@ class Life:
                 with contextlib.suppress(NoSuchProcess):
                     total += self._means.engine.launch_count(process, math.ceil(_COUNTED))
         return total
+
+    def _answers(self) -> bool:
+        """Return whether it works on the answer to what it has read, for whatever it takes to."""
+        return is_answering(with_those_below([self.sleeper.process, *self.sleeper.users]))
 
     # Both
 
@@ -300,6 +324,11 @@ class Life:
         self.sleeper = sleeper
         if not self.over:
             self._means.history.sleepers.record(sleeper)
+
+    def _tell_once(self, text: str) -> None:
+        if text != self._told:
+            self._told = text
+            self.tell(text)
 
     def tell(self, text: str, severity: Severity = Severity.WARNING) -> None:
         """Tell its owner something."""

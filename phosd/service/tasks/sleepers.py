@@ -10,16 +10,17 @@ from typing import Any
 import msgspec
 
 from phosd.engine.image.called import Called
+from phosd.engine.job.progress import Progress
 from phosd.engine.program.doors import places
 from phosd.engine.system import procfs
 from phosd.engine.system.freezer import with_those_below
 from phosd.engine.system.procfs import ProcessId
-from phosd.errors import Busy, PhosError, Unsupported
+from phosd.errors import Busy, PhosError, Reason, Unsupported
 from phosd.service.dbus.query_pool import QueryPool
 from phosd.service.history.events import Severity
 from phosd.service.history.history import History
 from phosd.service.jobs.engine import Programs
-from phosd.service.jobs.options import SleepRequest
+from phosd.service.jobs.options import ResumeRequest, SleepRequest
 from phosd.service.jobs.sleeper import Sleeper
 from phosd.service.jobs.table import Job, JobTable
 from phosd.service.process_identity import Target
@@ -87,6 +88,7 @@ class Sleepers:
             raise Unsupported(
                 f"nothing would wake process {target.pid}: it listens on no socket",
                 hint="suspend it without `wake` and `idle`, and `phos resume` it",
+                reason=Reason.NO_DOOR,
             )
         others = [life for process, life in self._lives.items() if process != target.id]
         if sum(each.sleeper.owner == target.uid for each in others) >= MOST_SLEEPERS:
@@ -100,11 +102,16 @@ class Sleepers:
 
     @contextlib.contextmanager
     def begun(
-        self, target: Target, acting: int, request: SleepRequest, called: Called
+        self,
+        target: Target,
+        acting: int,
+        request: SleepRequest,
+        called: Called,
+        progress: Progress,
     ) -> Iterator[str]:
         """Wake a program that is suspended inside when somebody calls it, instead of what was said
         of it before. ``acting`` is the user id whose rights count then. Yields where its memory is
-        if it is hollow already.
+        if it is suspended already, and hollow by now.
         """
         again = msgspec.structs.replace(request, thaw=False, token="", queue=False)
         sleeper = Sleeper(target.id, target.uid, acting, again, "", (), (), called)
@@ -112,7 +119,9 @@ class Sleepers:
         self._history.sleepers.record(sleeper)  # phosd may be killed from now on
         self._history.flush()
         try:
-            found = self._means.hollow(target.id)
+            found = self._means.suspended(target.id)
+            if found is not None and not found.hollow:
+                self._engine.resume(target.pid, ResumeRequest(hollow=True), acting, progress)
             yield found.where if found is not None else ""
         except BaseException:
             self._history.sleepers.forget(target.id)
@@ -183,19 +192,24 @@ class Sleepers:
         life.over = True
         process = life.sleeper.process
         self._history.sleepers.forget(process)
-        if life.sleeper.idle and procfs.process_id(process.pid) == process:
+        expected = not life.sleeper.idle and not life.sleeper.suspension  # it was woken, once
+        if not expected and procfs.process_id(process.pid) == process:
             text = "a call does not wake it any more: somebody has resumed or suspended it"
-            life.tell(text, Severity.INFO)
+            rests = any(process in each.roots for each in self._engine.suspended())
+            life.tell(text, Severity.WARNING if rests else Severity.INFO)
         self._tell_changed(life)
 
     def _tell_changed(self, life: Life) -> None:
         for process in {life.sleeper.process, *life.sleeper.users}:
             self._known().renew(process.pid)
 
-    async def _make_room(self, coming: Life) -> bool:
+    async def _make_room(self, coming: Life, *, first: bool) -> bool:
         """Put a program to sleep that has nothing to do on the GPUs of the one that comes: the one
-        that has had nothing to do for longest. Returns whether there was one.
+        that has had nothing to do for longest. Returns whether there may be room now. ``first``:
+        only if there seems to be none.
         """
+        if first and await self._would_fit(coming, []):
+            return True
         there = [each for each in self._lives.values() if each.gpus & coming.gpus]
         quiet = [each for each in there if each is not coming and await each.is_quiet()]
         if not quiet or not await self._would_fit(coming, quiet):

@@ -110,9 +110,10 @@ def test_what_is_sent_on_a_connection(server: tuple[int, int, int, str]) -> None
         wait_until(lambda: has_accepted(pid), "the server to accept")
         with contextlib.closing(open_doors([pid])) as found:
             assert {pid: 1} == {each: len(inodes) for each, inodes in found.accepted.items()}
-            assert not found.is_sent_to
+            assert not found.is_sent_to and not found.is_answering
             caller.sendall(b"call")
             wait_until(lambda: found.is_sent_to, "what was sent")
+            assert found.is_answering and doors.is_answering([pid])
 
 
 def test_the_end_of_a_connection_is_no_call(server: tuple[int, int, int, str]) -> None:

@@ -154,6 +154,12 @@ def test_deaths_bursts_and_bounds(bus: str, place: Path, target: Target) -> None
         asked = busctl(bus, "call", NAME, ROOT, MANAGER, *once)
         wait_for(bus, place, running=4)
         assert busctl(bus, "call", NAME, ROOT, MANAGER, *once) == asked, "it is full, and was asked"
+        phos(bus, place, "pool", "scale", "chat", "--max", "6", "--hollow", "1")
+        wait_for(bus, place, waiting=1)
+        phos(bus, place, "pool", "scale", "chat", "--max", "2")
+        refused_now = phos_ended(bus, place, "start", "chat")
+        assert refused_now.returncode and "as many as it may" in refused_now.stderr
+        wait_for(bus, place, waiting=0, running=4)
         for words in (("create", "chat", image), ("create", "a/b", image), ("rm", "none")):
             assert phos_ended(bus, place, "pool", *words).returncode
         phos(bus, place, "pool", "rm", "chat")

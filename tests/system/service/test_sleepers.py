@@ -20,7 +20,7 @@ from tests.system.service.test_metrics import free_port, scrape
 
 __all__ = ["place", "undisturbed"]
 
-Server = Callable[[str], Target]
+Server = Callable[..., Target]
 
 
 @pytest.fixture
@@ -28,9 +28,11 @@ def server(place: Path) -> Iterator[Server]:
     """Starts servers by a name each; nothing is left of them afterwards."""
     found: list[Target] = []
 
-    def started(name: str) -> Target:
+    def started(name: str, thinks: float = 0) -> Target:
         path = place / f"{name}.sock"
-        found.append(start("serving", place, runtime=place / "run", arguments=("0", str(path))))
+        extra = {"PHOS_TEST_THINKS": str(thinks)}
+        words = ("0", str(path))
+        found.append(start("serving", place, runtime=place / "run", arguments=words, extra=extra))
         wait_until(Path(f"{path}.port").exists, f"{name} to listen")
         return found[-1]
 
@@ -113,7 +115,7 @@ def test_it_wakes_when_somebody_connects(
             caller.settimeout(1)
             with pytest.raises(TimeoutError):
                 asked(caller)
-        phos(bus, place, "suspend", str(target.pid), "--wake")
+            phos(bus, place, "suspend", str(target.pid), "--wake")
         wait_for(bus, place, target, *AS_ANY)
 
 
@@ -184,6 +186,33 @@ def test_who_works_is_left_awake(bus: str, place: Path, server: Server) -> None:
             asked(caller)
         resting = [job for job in phos(bus, place, "history") if job["operation"] == "suspend"]
         assert len(resting) == 1
+
+
+@pytest.mark.rotated(of=3)
+def test_who_works_on_an_answer_is_left_awake(
+    bus: str, place: Path, server: Server, undisturbed: Undisturbed
+) -> None:
+    """It has read the question and launches nothing for longer than it may be idle; it is not
+    frozen with what nobody else would wake it for.
+    """
+    target = server("chat", thinks=4)
+    with phosd(bus, place):
+        phos(bus, place, "suspend", str(target.pid), "--idle", "1")
+        wait_for(bus, place, target, *ASLEEP)
+        with connected(place, "chat") as caller:
+            caller.settimeout(20)
+            answer = asked(caller)
+            assert answer[0] == 0 and is_right(undisturbed, answer)
+            assert sum(job["operation"] == "suspend" for job in phos(bus, place, "history")) == 1
+        wait_for(bus, place, target, *ASLEEP)
+        phos(bus, place, "resume", str(target.pid))
+        with connected(place, "chat") as caller:
+            caller.settimeout(20)
+            caller.sendall(b"next\n")
+            time.sleep(0.5)
+            phos(bus, place, "suspend", str(target.pid), "--wake")
+            step, digest = caller.makefile().readline().split()
+            assert is_right(undisturbed, (int(step), digest))
 
 
 @pytest.mark.rotated(of=3)
