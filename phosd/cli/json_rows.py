@@ -124,6 +124,7 @@ class ProcessRow(TypedDict):
     container: dict[str, str] | None
     slurm_step: str | None
     restarter: str | None
+    pool: str | None
     hollow: bool
     wakes: bool
     idle: float | None

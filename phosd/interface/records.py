@@ -116,6 +116,7 @@ class Process:
         "unit bert.service`, `pod ann/bert-0`, `Slurm job 4711`; empty: nothing that phosd knows.",
         private=True,
     )
+    pool: str = prop("Pool", "s", "The pool that its program is of; empty: of none.", private=True)
     hollow: bool = prop(
         "Hollow", "b", "Whether it is suspended with its contexts on its GPUs, and frozen."
     )

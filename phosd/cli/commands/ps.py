@@ -42,8 +42,8 @@ def ps(settings: Settings, pid: int | None, log: bool, known: bool) -> None:
     EVERY: its periodic checkpoints, and how many images of them are kept. STATE is running,
     suspended (`phos resume` brings it back), hollow (suspended, with its contexts on its GPUs),
     asleep (hollow until somebody calls it), or what a job or another tool does with the process.
-    CONTAINER is shown where there is one: its runtime, pod and name. So is SLURM JOB: the job and
-    its step.
+    POOL is shown where there is one, and so is CONTAINER: its runtime, pod and name; and so is
+    SLURM JOB: the job and its step.
 
     --log prints what the hook has counted, and then noted, with the seconds at which it did. State
     is 0 while the program is let through; 1, 2 and 3 while its gate is closing, closed, and its
@@ -88,6 +88,7 @@ def _list(settings: Settings) -> None:
         {
             "PID": lambda row: str(row["pid"]),
             **({"NAME": lambda row: row["name"] or ""} if any(r["name"] for r in rows) else {}),
+            **({"POOL": lambda row: row["pool"] or ""} if any(r["pool"] for r in rows) else {}),
             "USER": lambda row: row["user_name"],
             **({"CONTAINER": _container} if any(r["container"] for r in rows) else {}),
             **({"SLURM JOB": _slurm_step} if any(r["slurm_step"] for r in rows) else {}),
@@ -250,6 +251,7 @@ def _row(process: dict[str, Any], found: Managed) -> dict[str, Any]:
         "container": process.get("Container") or None,
         "slurm_step": process.get("SlurmStep") or None,
         "restarter": process.get("Restarter") or None,
+        "pool": process.get("Pool") or None,
         "hollow": process.get("Hollow", False),
         "wakes": process.get("Wakes", False),
         "idle": process.get("Idle") or None,

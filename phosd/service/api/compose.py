@@ -71,15 +71,15 @@ def compose(config: Config, engine: Engine, connection: Connection, history: His
         verifications.rehearse_next,
     )
     parts = (engine, history, rights, query_pool)
-    of_processes = ProcessMethods(*parts, lambda: analyses.wake())
     interfaces = ObjectInterfaces(
-        serve(PROCESS, PROCESS_READERS, of_processes),
+        serve(PROCESS, PROCESS_READERS, ProcessMethods(*parts, lambda: analyses.wake())),
         serve(IMAGE, IMAGE_READERS, ImageMethods(*parts, lambda: inventory.refresh_images())),
         serve(GPU, GPU_READERS, GpuMethods(samples)),
     )
     sleepers = Sleepers(*submitting, query_pool, lambda: inventory)
-    inventory = Inventory(config, engine, tree, history, periodic, sleepers, interfaces, samples)
-    kept = config, engine, history, jobs, inventory, periodic, pools, sleepers
+    of_programs = periodic, sleepers, pools
+    inventory = Inventory(config, engine, tree, history, *of_programs, interfaces, samples)
+    kept = config, engine, history, jobs, inventory, *of_programs
     maintenance = Maintenance(*kept, lambda: tree.changed(ROOT))
     analyses = Analyses(engine, lambda: [*inventory.processes.values()], lambda: jobs.running > 0)
     own = OwnCheckpoints(

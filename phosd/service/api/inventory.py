@@ -27,6 +27,7 @@ from phosd.service.jobs.job import Subject
 from phosd.service.process_identity import Target, ancestors, held_by, key_of
 from phosd.service.samples import PERIOD, Samples
 from phosd.service.tasks.periodic import Periodic
+from phosd.service.tasks.pools import Pools
 from phosd.service.tasks.sleepers import Sleepers
 
 _POLL_SECONDS = 0.25
@@ -79,6 +80,7 @@ class Inventory:
         history: History,
         periodic: Periodic,
         sleepers: Sleepers,
+        pools: Pools,
         interfaces: ObjectInterfaces,
         samples: Samples,
     ) -> None:
@@ -88,6 +90,7 @@ class Inventory:
         self._history = history
         self._periodic = periodic
         self._sleepers = sleepers
+        self._pools = pools
         self._interfaces = interfaces
         looking = asyncio.Lock()
         self.refresh_processes = _Look(looking, self._look_for_processes)
@@ -300,8 +303,8 @@ class Inventory:
         schedule = self._periodic.of(process.pid, process.start_time)
         every, keep = (schedule.every, schedule.keep) if schedule else (0.0, 0)
         last = self._last_image.get(process_id, "") or self._restored_from(process.pid)
-        sleeper = self._sleepers.of(process_id)
-        return ProcessView(process, last, gpus, every, keep if every else 0, sleeper)
+        sleeper, pool = self._sleepers.of(process_id), self._pools.of(process.pid)
+        return ProcessView(process, last, gpus, every, keep if every else 0, sleeper, pool)
 
     def _restored_from(self, pid: int) -> str:
         """Return the image that the program of a process was restored from; empty: none."""

@@ -36,8 +36,8 @@ class Maintenance:
         jobs: JobTable,
         inventory: Inventory,
         periodic: Periodic,
-        pools: Pools,
         sleepers: Sleepers,
+        pools: Pools,
         changed: Callable[[], None],
     ) -> None:
         self.config = config

@@ -48,6 +48,7 @@ PROCESS_READERS: Mapping[str, Callable[[ProcessView], object]] = {
     "Container": lambda view: _container(view.process.container),
     "SlurmStep": lambda view: str(view.process.slurm_step or ""),
     "Restarter": lambda view: view.process.restarter,
+    "Pool": lambda view: view.pool,
     "Hollow": lambda view: view.process.away is not None and view.process.away.hollow,
     "Wakes": lambda view: view.sleeper is not None,
     "Idle": lambda view: view.sleeper.idle if view.sleeper else 0.0,

@@ -44,7 +44,7 @@ def microseconds(seconds: float | None) -> int:
 class ProcessView:
     """A GPU process, the id of its latest image, and its periodic checkpoints: one every ``every``
     seconds (0: none), of which the last ``keep`` are kept. ``sleeper``: how it is woken, if it is
-    when somebody calls it.
+    when somebody calls it. ``pool``: the one that its program is of.
     """
 
     process: GpuProcess
@@ -53,6 +53,7 @@ class ProcessView:
     every: float
     keep: int
     sleeper: Sleeper | None = None
+    pool: str = ""
 
 
 def suspended(views: Iterable[ProcessView]) -> dict[Away, list[ProcessView]]:

@@ -52,6 +52,11 @@ class KeptPool:
         return asking >= len(self.waiting) + len(self.making) + self.room
 
     @property
+    def pids(self) -> set[int]:
+        """The pids of all programs."""
+        return {each.process.pid for each in self.members}
+
+    @property
     def members(self) -> list[Member]:
         """All programs."""
         return [*self.waiting, *map(Member, self.started)]

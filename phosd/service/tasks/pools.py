@@ -18,7 +18,7 @@ from phosd.service.jobs.engine import Engine
 from phosd.service.jobs.options import PoolRequest, RestoreRequest, ResumeRequest
 from phosd.service.jobs.pool import Member, Pool, PoolCounts
 from phosd.service.jobs.table import Job, JobTable, Outcome, Task
-from phosd.service.process_identity import key_of
+from phosd.service.process_identity import ancestors, key_of
 from phosd.service.tasks.kept_pool import KeptPool
 from phosd.units import counted
 
@@ -82,6 +82,13 @@ class Pools:
             running=sum(len(each.started) for each in kept),
             missing=sum(max(0, each.pool.hollow - len(each.waiting)) for each in kept),
         )
+
+    def of(self, pid: int) -> str:
+        """Return the pool that a process is of, or one above it; empty: none."""
+        if not self._pools:
+            return ""
+        above = ancestors(pid)
+        return next((each.pool.name for each in self if above & each.pids), "")
 
     def images(self) -> dict[str, str]:
         """Return the images that pools need, each with the name of a pool."""

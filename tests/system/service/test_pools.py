@@ -80,6 +80,8 @@ def test_one_is_started_and_the_next_is_made(
         first = int(str(done["result"]))
         assert first in hollow
         wait_for(bus, place, waiting=2, running=1)
+        pools = {int(str(row["pid"])): row["pool"] for row in phos(bus, place, "ps")}
+        assert {pools[pid] for pid in (first, *suspended(bus, place))} == {"chat"}
         told = scrape(port)
         for state, count in {"waiting": 2, "running": 1, "missing": 0}.items():
             assert told["phosd_pool_programs", (("state", state),)] == count
