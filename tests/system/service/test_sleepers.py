@@ -202,8 +202,10 @@ def test_who_works_on_an_answer_is_left_awake(
         with connected(place, "chat") as caller:
             caller.settimeout(20)
             answer = asked(caller)
+            answered = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
             assert answer[0] == 0 and is_right(undisturbed, answer)
-            assert sum(job["operation"] == "suspend" for job in phos(bus, place, "history")) == 1
+            jobs = phos(bus, place, "history", "--operation", "suspend")
+            assert sum(str(job["started"]) <= answered for job in jobs) == 1, "the next is later"
         wait_for(bus, place, target, *ASLEEP)
         phos(bus, place, "resume", str(target.pid))
         with connected(place, "chat") as caller:
