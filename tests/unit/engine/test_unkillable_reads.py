@@ -153,12 +153,16 @@ def test_who_does_it_again_and_again_is_looked_at_ever_less(
     now = time.monotonic()
     monkeypatch.setattr(unkillable_reads, "time", SimpleNamespace(monotonic=lambda: now))
 
+    given_up = threading.Event()
+
     def slow(pid: int) -> None:
         looks.append(now)
-        time.sleep(0.15)
+        given_up.wait(60)
 
     for _ in range(60):
+        given_up.clear()
         list(threads.each([100], slow))
+        given_up.set()
         while any(why.thread.is_alive() for why in threads._held.values()):
             time.sleep(0.01)
         now += 0.5
