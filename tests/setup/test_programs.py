@@ -28,7 +28,7 @@ STARTING = {
 OF_EACH_DEBIAN = {
     "apt": "apt-cache apt-get",
     "bash": "bash",
-    "coreutils": "cat chroot cp env mktemp nice rm sleep touch true",
+    "coreutils": "cat chroot cp env mktemp nice rm sleep timeout touch true",
     "dash": "sh",
     "dpkg": "dpkg dpkg-deb",
     "libc-bin": "ldconfig",

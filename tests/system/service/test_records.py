@@ -119,6 +119,7 @@ def test_migrations_run_once_and_are_recorded(tmp_path: Path) -> None:
         "m009_crashes",
         "m010_names",
         "m011_pools",
+        "m012_sleepers",
     ]
     assert {
         "_sqlite_migrations",
@@ -130,6 +131,7 @@ def test_migrations_run_once_and_are_recorded(tmp_path: Path) -> None:
         "events",
         "pools",
         "pool_programs",
+        "sleepers",
     } == set(database.table_names())
     assert database.execute("pragma journal_mode").fetchone() == ("wal",)
     assert path.stat().st_mode & 0o777 == 0o600
