@@ -128,7 +128,17 @@ def test_metrics_tell_of_real_jobs(bus: str, tmp_path: Path) -> None:
         failed = (("operation", "checkpoint"), ("state", "failed"))
         wait_until(lambda: scrape(port).get(("phosd_jobs_total", failed)) == 1, "the failure")
         names = {name for _, labels in scrape(port) for name, _ in labels}
-        few = {"operation", "state", "mode", "user", "le", "protection", "where", "version"}
+        few = {
+            "operation",
+            "state",
+            "mode",
+            "user",
+            "le",
+            "protection",
+            "where",
+            "version",
+            "level",
+        }
         assert names == few, "labels are few by nature"
 
 
