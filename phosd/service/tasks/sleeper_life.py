@@ -120,8 +120,9 @@ class Life:
     @property
     def gpus(self) -> set[int]:
         """The GPUs that it uses now, or used when it fell asleep."""
-        found = {gpu for each in self.tree for gpu in each.gpus}
-        return {*self.sleeper.gpus} if self.sleeper.suspension else found
+        if self.sleeper.suspension:
+            return {*self.sleeper.gpus}
+        return {gpu for each in self.tree for gpu in each.gpus}
 
     @property
     def tree(self) -> list[GpuProcess]:

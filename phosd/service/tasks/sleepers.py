@@ -47,9 +47,6 @@ class Sleepers:
         query_pool: QueryPool,
         known: Callable[[], Known],
     ) -> None:
-        self._engine = engine
-        self._history = history
-        self._known = known
         self._means = Means(engine, history, jobs, write_down, query_pool, known)
         self._lives: dict[ProcessId, Life] = {}
         self._tasks: dict[ProcessId, asyncio.Task[None]] = {}
@@ -60,7 +57,7 @@ class Sleepers:
         been killed while it suspended or resumed one.
         """
         self._loop = asyncio.get_running_loop()
-        for sleeper in self._history.sleepers.all():
+        for sleeper in self._means.history.sleepers.all():
             self._keep(await asyncio.to_thread(self._as_it_is, sleeper))
 
     async def close(self) -> None:
@@ -73,7 +70,7 @@ class Sleepers:
     def write_again(self) -> None:
         """Record all sleepers again in a new history file."""
         for life in self._lives.values():
-            self._history.sleepers.record(life.sleeper)
+            self._means.history.sleepers.record(life.sleeper)
 
     def of(self, process: ProcessId) -> Sleeper | None:
         """Return the sleeper that a process is of; None if it is of none."""
@@ -116,15 +113,15 @@ class Sleepers:
         again = msgspec.structs.replace(request, thaw=False, token="", queue=False)
         sleeper = Sleeper(target.id, target.uid, acting, again, "", (), (), called)
         before: Life | None = self._on_loop(self._end, target.id)
-        self._history.sleepers.record(sleeper)  # phosd may be killed from now on
-        self._history.flush()
+        self._means.history.sleepers.record(sleeper)  # phosd may be killed from now on
+        self._means.history.flush()
         try:
             found = self._means.suspended(target.id)
             if found is not None and not found.hollow:
-                self._engine.resume(target.pid, ResumeRequest(hollow=True), acting, progress)
+                self._means.engine.resume(target.pid, ResumeRequest(hollow=True), acting, progress)
             yield found.where if found is not None else ""
         except BaseException:
-            self._history.sleepers.forget(target.id)
+            self._means.history.sleepers.forget(target.id)
             if before is not None:
                 self._on_loop(self._keep, self._as_it_is(before.sleeper))
             raise
@@ -165,7 +162,7 @@ class Sleepers:
     def _keep(self, sleeper: Sleeper) -> None:
         life = Life(sleeper, self._means, self._make_room)
         self._lives[sleeper.process] = life
-        self._history.sleepers.record(sleeper)
+        self._means.history.sleepers.record(sleeper)
         task = asyncio.get_running_loop().create_task(life.go_on())
         task.add_done_callback(partial(self._gone, life))
         self._tasks[sleeper.process] = task
@@ -191,17 +188,17 @@ class Sleepers:
     def _forget(self, life: Life) -> None:
         life.over = True
         process = life.sleeper.process
-        self._history.sleepers.forget(process)
+        self._means.history.sleepers.forget(process)
         expected = not life.sleeper.idle and not life.sleeper.suspension  # it was woken, once
         if not expected and procfs.process_id(process.pid) == process:
             text = "a call does not wake it any more: somebody has resumed or suspended it"
-            rests = any(process in each.roots for each in self._engine.suspended())
+            rests = any(process in each.roots for each in self._means.engine.suspended())
             life.tell(text, Severity.WARNING if rests else Severity.INFO)
         self._tell_changed(life)
 
     def _tell_changed(self, life: Life) -> None:
         for process in {life.sleeper.process, *life.sleeper.users}:
-            self._known().renew(process.pid)
+            self._means.known().renew(process.pid)
 
     async def _make_room(self, coming: Life, *, first: bool) -> bool:
         """Put a program to sleep that has nothing to do on the GPUs of the one that comes: the one
@@ -227,13 +224,13 @@ class Sleepers:
         found = await coming.read(self._means.hollow, coming.sleeper.process)
         room = {
             gpu.ordinal: gpu.memory_total - gpu.memory_used
-            for gpu in await coming.read(self._engine.gpus)
+            for gpu in await coming.read(self._means.engine.gpus)
             if gpu.memory_used is not None
         }
         for process in (process for each in leaving for process in each.tree):
             for gpu in room.keys() & {*process.gpus}:
                 room[gpu] += process.device_bytes
-        contexts = self._engine.context_bytes() * len(coming.sleeper.users)  # they are there
+        contexts = self._means.engine.context_bytes() * len(coming.sleeper.users)  # they are there
         needs = found.device_bytes.items() if found is not None else ()
         return all(size - contexts <= room.get(gpu, size) for gpu, size in needs)
 
