@@ -1,7 +1,7 @@
 """Measure starts from a pool, over D-Bus, as a program that serves requests would ask for them.
 
-    python -m bench.pools [--count N] [--hollow N] [--against N] [--neighbour] [--memory-tier SIZE]
-        [--state DIR] -- PROGRAM [ARGUMENTS]
+    python -m bench.pools [--count N] [--hollow N] [--ready N] [--against N] [--neighbour]
+        [--memory-tier SIZE] [--state DIR] -- PROGRAM [ARGUMENTS]
 
 PROGRAM is one of ``bench/programs``, deterministic. It is saved into memory and ended, and a pool
 is made of the image. ``call_s`` is from the call until its job has ended, ``output_s`` until the
@@ -85,13 +85,16 @@ def case(arguments: argparse.Namespace, folder: Path) -> Row:
         image = phos.do("checkpoint", str(pid), "--end")[-1]["result"]
         size = phos.do("images", image)[-1]["device_bytes"]
         with Client(phos.environment["PHOS_BUS"]) as client:
-            client.create_pool(_NAME, image, hollow=arguments.hollow, max=arguments.hollow + 4)
+            wanted = arguments.hollow + arguments.ready
+            client.create_pool(
+                _NAME, image, hollow=arguments.hollow, ready=arguments.ready, max=wanted + 4
+            )
 
             def filled() -> bool:
                 (pool,) = client.pools()
                 if pool.trouble:
                     raise Failed(pool.trouble)
-                return bool(pool.waiting == arguments.hollow)
+                return bool(pool.waiting == wanted and pool.waiting_ready == arguments.ready)
 
             wait_until(filled, "the pool to be filled")
             beside = started(client, output.parent) if arguments.neighbour else None
@@ -118,6 +121,7 @@ def main() -> None:
     made = parser(__doc__)
     made.add_argument("--count", type=int, default=10)
     made.add_argument("--hollow", type=int, default=2, help="that wait (%(default)s)")
+    made.add_argument("--ready", type=int, default=0, help="more of them, ready (%(default)s)")
     made.add_argument("--neighbour", action="store_true")
     run(made, case)
 

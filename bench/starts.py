@@ -1,4 +1,4 @@
-"""Measure how soon a program runs that is started from an image, suspended, or hollow.
+"""Measure how soon a program runs that is started from an image, suspended, hollow, or ready.
 
     python -m bench.starts [--levels LEVEL,...] [--count N] [--against N] [--neighbour]
         [--memory-tier SIZE] [--state DIR] -- PROGRAM [ARGUMENTS]
@@ -35,7 +35,7 @@ from phosd.engine.operations.resume import ResumeOptions, resume
 from phosd.engine.operations.suspend import SuspendOptions, suspend
 from phosd.service.config_values import size
 
-LEVELS = ("image", "suspended", "hollow")
+LEVELS = ("image", "suspended", "hollow", "ready")
 _LOOK_SECONDS = 0.001
 _LINES = 5
 """Lines of output before it is saved."""
@@ -85,6 +85,8 @@ def begin(node: Node, image: str, name: str, level: str) -> tuple[int, Row, floa
         pid = run(Progress()).pid
         if level == "suspended":
             suspend(node, pid, SuspendOptions(), Progress())
+        if level == "ready":
+            resume(node, pid, ResumeOptions(ready=True), Progress())
         run = partial(resume, node, pid, ResumeOptions())
     time.sleep(_REST)
     began = time.monotonic()
@@ -153,7 +155,7 @@ def case(arguments: argparse.Namespace, folder: Path) -> Row:
 
 def main() -> None:
     made = parser(__doc__)
-    made.add_argument("--levels", default="image,suspended,hollow", help="(%(default)s)")
+    made.add_argument("--levels", default=",".join(LEVELS), help="(%(default)s)")
     made.add_argument("--count", type=int, default=10, help="of each (%(default)s)")
     made.add_argument("--neighbour", action="store_true")
     run(made, case)

@@ -126,6 +126,7 @@ class ProcessRow(TypedDict):
     restarter: str | None
     pool: str | None
     hollow: bool
+    ready: bool
     wakes: bool
     idle: float | None
 
@@ -213,8 +214,10 @@ class PoolRow(TypedDict):
     owner: int
     image: str
     hollow: int
+    ready: int
     max: int
     waiting: int
+    waiting_ready: int
     running: int
     trouble: str | None
 

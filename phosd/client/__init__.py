@@ -35,8 +35,7 @@ if TYPE_CHECKING:
         VerifyOptions,
     )
     from phosd.client.past import Event
-    from phosd.client.pools import Pool
-    from phosd.client.records import Gpu, Image, Job, Manager, Phase, Process, Record
+    from phosd.client.records import Gpu, Image, Job, Manager, Phase, Pool, Process, Record
     from phosd.client.sync_client import Client
     from phosd.client.sync_job import JobHandle
 else:
@@ -47,9 +46,8 @@ else:
             "sync_job": ("JobHandle",),
             "async_client": ("AsyncClient", "Change"),
             "checks": ("Check",),
-            "records": ("Gpu", "Image", "Job", "Manager", "Phase", "Process", "Record"),
+            "records": ("Gpu", "Image", "Job", "Manager", "Phase", "Pool", "Process", "Record"),
             "past": ("Event",),
-            "pools": ("Pool",),
             "job_handle": ("AsyncJobHandle",),
             "kernels": ("Kernel",),
             "evacuation": ("Step",),

@@ -10,7 +10,7 @@ from typing import Any, Literal, Self, TypeVar, Unpack
 from phosd.bus import ROOT
 from phosd.client.arguments import require
 from phosd.client.checks import Check
-from phosd.client.daemon import NO_BUS, OBJECTS, Daemon, News, ended_or_began
+from phosd.client.daemon import Daemon, News, touched
 from phosd.client.evacuation import Step
 from phosd.client.job_handle import AsyncJobHandle
 from phosd.client.kernels import Kernel, kernel
@@ -18,6 +18,7 @@ from phosd.client.options import (
     CheckpointOptions,
     EventOptions,
     HistoryOptions,
+    JobOptions,
     MigrateOptions,
     PoolOptions,
     RestoreOptions,
@@ -27,19 +28,26 @@ from phosd.client.options import (
     VerifyOptions,
 )
 from phosd.client.past import Event, event, past_job
-from phosd.client.pools import Pool
-from phosd.client.records import Gpu, Image, Job, Manager, Process, Record, record_of, records_of
+from phosd.client.records import (
+    Gpu,
+    Image,
+    Job,
+    Manager,
+    Pool,
+    Process,
+    Record,
+    record_of,
+    records_of,
+)
 from phosd.client.rows import read_pages
 from phosd.client.storage import Storage
 from phosd.client.typed_calls import in_microseconds, interface_of, typed_errors
 from phosd.client.users import user_name
-from phosd.errors import Internal, InvalidOption, NoDaemon, PhosError
+from phosd.errors import Internal, InvalidOption, PhosError
 from phosd.interface.manager import MANAGER
 from phosd.interface.methods import IMAGE, PROCESS
 from phosd.interface.model import Interface
 
-_BATCH_SECONDS = 0.1
-"""Seconds for which changes are collected before their objects are read."""
 _SILENCE_SECONDS = 30.0
 """Seconds without a signal after which all is read: a bus that has too much to deliver loses
 signals.
@@ -250,12 +258,12 @@ class AsyncClient:
         await self._ask("RemovePool", name)
 
     async def pools(self) -> list[Pool]:
-        """Return the pools that you may see."""
-        return [Pool(*row) for row in await self._ask("ListPools")]
+        """Return the pools that you may see, by name."""
+        return sorted(await self._all(Pool, "ListPools"), key=lambda each: each.name)
 
-    async def start_pooled(self, name: str) -> "AsyncJobHandle":
-        """Start a program of a pool; the job's result is its pid."""
-        return self._handle(await self._ask("StartPooled", name))
+    async def start_pooled(self, name: str, **options: Unpack[JobOptions]) -> "AsyncJobHandle":
+        """Start a program of a pool; the job's result is its pid. Options: :class:`JobOptions`."""
+        return self._handle(await self._ask("StartPooled", name, **options))
 
     async def attach(self, number: int) -> "AsyncJobHandle":
         """Return the handle of a job that was started before, perhaps elsewhere. Raises
@@ -350,7 +358,7 @@ class AsyncClient:
         """Wait for signals, and return the records that they are about, None for what is gone."""
         try:
             async with asyncio.timeout(_SILENCE_SECONDS):
-                paths = await _touched(news)
+                paths = await touched(news)
         except TimeoutError:
             found = await self._everything()
             return {path: found.get(path) for path in (*known, *found)}
@@ -366,28 +374,6 @@ class AsyncClient:
 
     def _handle(self, path: str) -> "AsyncJobHandle":
         return AsyncJobHandle(self._daemon, path, self._bus)
-
-
-async def _touched(news: News) -> set[str]:
-    """Wait for signals, and return the paths that they are about. Raises
-    :class:`~phosd.errors.NoDaemon`.
-    """
-    heard = [await news.get()]
-    await asyncio.sleep(_BATCH_SECONDS)
-    while not news.empty():
-        heard.append(news.get_nowait())
-    paths = set()
-    for signal in heard:
-        if signal is NO_BUS:
-            raise NoDaemon("the connection to the bus was lost", hint="connect again")
-        if ended_or_began(signal):
-            raise NoDaemon("phosd has ended", hint="ask again when it runs")
-        about = signal.path
-        if signal.interface == OBJECTS and signal.signature.startswith("o"):
-            about = signal.args[0]
-        if about != ROOT and about.startswith(ROOT):
-            paths.add(about)
-    return paths
 
 
 def _change(before: Record | None, now: Record | None) -> Change | None:

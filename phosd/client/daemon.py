@@ -28,6 +28,8 @@ _PASSWORD_SECONDS = 330.0
 """Longer than phosd waits for a password."""
 _NEWS_SECONDS = 10.0
 """Seconds without news of a job after which phosd is asked."""
+_BATCH_SECONDS = 0.1
+"""Seconds for which changes are collected before their objects are read."""
 NO_BUS = Signal("", "", "")
 """Stands for a signal when the connection to the bus is lost."""
 
@@ -203,3 +205,25 @@ def _gone(path: str) -> NoDaemon:
         f"phosd ended while it worked on {path}",
         hint="`phos history` shows what became of the job",
     )
+
+
+async def touched(news: News) -> set[str]:
+    """Wait for signals, and return the paths that they are about. Raises
+    :class:`~phosd.errors.NoDaemon`.
+    """
+    heard = [await news.get()]
+    await asyncio.sleep(_BATCH_SECONDS)
+    while not news.empty():
+        heard.append(news.get_nowait())
+    paths = set()
+    for signal in heard:
+        if signal is NO_BUS:
+            raise NoDaemon("the connection to the bus was lost", hint="connect again")
+        if ended_or_began(signal):
+            raise NoDaemon("phosd has ended", hint="ask again when it runs")
+        about = signal.path
+        if signal.interface == OBJECTS and signal.signature.startswith("o"):
+            about = signal.args[0]
+        if about != ROOT and about.startswith(ROOT):
+            paths.add(about)
+    return paths

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from phosd.interface.methods import RECORDS
 from phosd.interface.model import fields_of
-from phosd.interface.records import Gpu, Image, Job, Manager, Phase, Process, Record
+from phosd.interface.records import Gpu, Image, Job, Manager, Phase, Pool, Process, Record
 
 __all__ = [
     "Gpu",
@@ -16,6 +16,7 @@ __all__ = [
     "Job",
     "Manager",
     "Phase",
+    "Pool",
     "Process",
     "Properties",
     "Record",
@@ -118,6 +119,7 @@ _OR_NONE: Mapping[str, Reader] = {"t": Values.time, "d": Values.known}
 _DERIVED: Mapping[type[Record], Mapping[str, Callable[[Values], Any]]] = {
     Manager: {"features": lambda values: frozenset(values.texts("Features"))},
     Gpu: {},
+    Pool: {"owner_name": lambda values: values.user("Owner")},
     Process: {"user_name": lambda values: values.user("User")},
     Image: {
         "owner_name": lambda values: values.user("Owner"),

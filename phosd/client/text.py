@@ -35,11 +35,13 @@ def figure(name: str, number: float) -> str:
     return f"{words} {number:.3g} s" if name.endswith("seconds") else f"{words} {number:g}"
 
 
-def state_text(state: str, *, hollow: bool, wakes: bool) -> str:
+def state_text(state: str, *, hollow: bool, ready: bool, wakes: bool) -> str:
     """Return a process's state in a word: one that is suspended may be more than that."""
     if not hollow:
         return state
-    return "asleep" if wakes else "hollow"
+    if wakes:
+        return "asleep"
+    return "ready" if ready else "hollow"
 
 
 def container_text(container: Mapping[str, str]) -> str:

@@ -104,6 +104,8 @@ class Point(enum.StrEnum):
     SUSPEND_CONTROL = "suspend-control"
     SUSPEND_PUBLISH = "suspend-publish"
     SUSPEND_RELEASE = "suspend-release"
+    READY_LOAD = "ready-load"
+    READY_KEEP = "ready-keep"
     RESUME_LOAD = "resume-load"
     RESUME_CONTROL = "resume-control"
     RESUME_MAP = "resume-map"

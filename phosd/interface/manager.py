@@ -69,10 +69,9 @@ IMAGE_METHODS = (
     Method(
         "ListPools",
         "",
-        "a(susuuuus) pools",
-        "List the pools that the caller may see: name, owner, image, how many are to wait, how "
-        "many there may be, how many wait, how many were started and live, and why none could be "
-        "made (empty: they could).",
+        "a(susuuo) pools",
+        "List the pools that the caller may see: name, owner, image, how many programs wait, how "
+        "many were started and live, path.",
         feature="pools",
     ),
     Method(
@@ -80,7 +79,8 @@ IMAGE_METHODS = (
         "s name",
         "o job",
         "Start a program of a pool: one that waits, or else one that is restored now. The job's "
-        "result is its pid, its mode where it was started from (`hollow` or `image`).",
+        "result is its pid, its mode where it was started from (`ready`, `hollow` or "
+        "`image`).",
         options.JobOptions,
         "pools",
     ),

@@ -163,12 +163,20 @@ GPU = Interface(
     ),
     properties_of(records.Gpu),
 )
-INTERFACES = (MANAGER, JOB, PROCESS, IMAGE, GPU)
+POOL = Interface(
+    "org.phos.Pool1",
+    "Programs of an image that are there before somebody asks for them. The manager changes and "
+    "ends a pool, and starts its programs.",
+    (),
+    properties_of(records.Pool),
+)
+INTERFACES = (MANAGER, JOB, PROCESS, IMAGE, POOL, GPU)
 RECORDS: dict[str, type[records.Record]] = {
     MANAGER.name: records.Manager,
     JOB.name: records.Job,
     PROCESS.name: records.Process,
     IMAGE.name: records.Image,
+    POOL.name: records.Pool,
     GPU.name: records.Gpu,
 }
 """The record of each interface."""

@@ -95,3 +95,12 @@ class ResumeOptions(QueueOptions, total=False):
             feature="hollow",
         ),
     ]
+    ready: Annotated[
+        bool,
+        Said(
+            "Bring the memory back, too, and leave the program frozen: the next `Resume` only lets "
+            "it run. Its memory takes room on the GPUs, until another program needs that.",
+            False,
+            feature="ready",
+        ),
+    ]

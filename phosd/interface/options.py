@@ -292,6 +292,13 @@ class PoolOptions(TypedDict, total=False):
     hollow: Annotated[
         int, Said("How many programs wait, hollow, to be started.", otherwise="1, or as before")
     ]
+    ready: Annotated[
+        int,
+        Said(
+            "How many more wait with their memory on the GPUs, as long as there is room.",
+            otherwise="0, or as before",
+        ),
+    ]
     max: Annotated[
         int, Said("How many there may be, with those that run.", otherwise="8, or as before")
     ]

@@ -120,6 +120,7 @@ class Process:
     hollow: bool = prop(
         "Hollow", "b", "Whether it is suspended with its contexts on its GPUs, and frozen."
     )
+    ready: bool = prop("Ready", "b", "Whether it is hollow, and its memory is on its GPUs already.")
     wakes: bool = prop(
         "Wakes", "b", "Whether it is resumed when somebody calls it, should it be suspended."
     )
@@ -232,6 +233,26 @@ class Image:
         "How often in a row its program has crashed within a minute of its restore from it; "
         "`phos run --resume` leaves the image for the one before it after three.",
         private=True,
+    )
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Programs of an image that are there before somebody asks for them."""
+
+    path: str
+    name: str = prop("Name", "s", "Its name.", constant=True)
+    owner: int = prop("Owner", "u", "The user id that its programs run as.", constant=True)
+    owner_name: str = ""
+    image: str = prop("Image", "s", "The image that they are made of.", constant=True)
+    hollow: int = prop("Hollow", "u", "How many are to wait hollow.")
+    ready: int = prop("Ready", "u", "How many more are to wait ready.")
+    max: int = prop("Max", "u", "How many there may be, with those that run.")
+    waiting: int = prop("Waiting", "u", "How many wait, those that are ready among them.")
+    waiting_ready: int = prop("WaitingReady", "u", "How many of these are ready.")
+    running: int = prop("Running", "u", "How many were started, and live.")
+    trouble: str = prop(
+        "Trouble", "s", "Why it could not be filled; empty: it could.", private=True
     )
 
 
@@ -365,4 +386,4 @@ class Job:
         return self.state not in ("queued", "running")
 
 
-Record = Manager | Gpu | Process | Image | Job
+Record = Manager | Gpu | Process | Image | Pool | Job

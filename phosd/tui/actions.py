@@ -246,6 +246,16 @@ ACTIONS = (
             Action("delete", "d", "Delete", "remove it for good; asks first", scope, acts=True),
         )
     ),
+    Action(
+        "make_pool",
+        "M",
+        "Pool...",
+        "keep programs of it ready to be started; asks how many first",
+        "images",
+        acts=True,
+        feature="pools",
+        shown=False,
+    ),
     Action("image_details", "enter", "Details", "parents, and the content by block", "images"),
     Action("parent", "P", "Parent", "the image that it was saved against", "image"),
     # History
@@ -290,6 +300,34 @@ ACTIONS = (
         "ask phosd for what it noted",
         "events",
         feature="events",
+    ),
+    # Pools
+    Action(
+        "start_pooled",
+        "B",
+        "Start",
+        "let a program of the pool run",
+        "pools",
+        acts=True,
+        feature="pools",
+    ),
+    Action(
+        "scale_pool",
+        "Z",
+        "Size...",
+        "how many wait, hollow and ready, and how many there may be",
+        "pools",
+        acts=True,
+        feature="pools",
+    ),
+    Action(
+        "remove_pool",
+        "d",
+        "Delete",
+        "end the pool, and the programs that wait; asks first",
+        "pools",
+        acts=True,
+        feature="pools",
     ),
     # One process
     Action("tab(1)", "right,l", "Next tab", "images, jobs, blocks, kernels", "process"),

@@ -25,6 +25,7 @@ from phosd.tui.screens.gpus import GpusScreen
 from phosd.tui.screens.history import HistoryScreen
 from phosd.tui.screens.images import ImagesScreen
 from phosd.tui.screens.jobs import JobsScreen
+from phosd.tui.screens.pools import PoolsScreen
 from phosd.tui.screens.processes import ProcessesScreen
 from phosd.tui.text import cause, plain, seconds
 from phosd.tui.widgets.job import result_text
@@ -36,6 +37,7 @@ SCREENS: tuple[type[NodeScreen], ...] = (
     HistoryScreen,
     GpusScreen,
     EventsScreen,
+    PoolsScreen,
 )
 """The screens in the order of their number keys."""
 _TOAST_SECONDS: dict[Severity, float] = {"information": 6, "warning": 8, "error": 15}

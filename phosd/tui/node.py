@@ -18,7 +18,7 @@ from phosd.bus import ROOT
 from phosd.client.arguments import spelled
 from phosd.client.errors import CommandError
 from phosd.client.past import past_job
-from phosd.client.records import Gpu, Image, Job, Manager, Process, Record
+from phosd.client.records import Gpu, Image, Job, Manager, Pool, Process, Record
 from phosd.client.rows import read_pages
 from phosd.client.storage import Storage
 from phosd.interface.manager import MANAGER
@@ -139,7 +139,7 @@ class Node:
         self.samples: dict[str, deque[Sample]] = {}
         """Samples by path of the GPU, oldest first."""
         self._records: dict[type, dict[str, Any]] = {
-            kind: {} for kind in (Manager, Gpu, Process, Image, Job)
+            kind: {} for kind in (Manager, Gpu, Process, Image, Pool, Job)
         }
         self._busy: dict[str, Job] = {}
         self._by_pid: dict[int, Process] = {}

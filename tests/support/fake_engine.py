@@ -298,6 +298,9 @@ class FakeEngine:
     def suspended(self) -> list[Suspended]:
         return []
 
+    def ready(self) -> set[str]:
+        return set()
+
     def uses_gpus(self, pid: int) -> bool:
         return False
 

@@ -29,8 +29,8 @@ from phosd.client.times import local_time, moment, time_text
 def events(settings: Settings, **filters: Any) -> None:
     """List what happened, newest first. You see what concerns you; root sees everything.
 
-    Events are jobs that ended, wrong guesses, images that were deleted or cannot be read, and
-    failures of phosd itself.
+    Events are jobs that ended, wrong guesses, images that were deleted or cannot be read, pools
+    that cannot be filled, sleepers that were not woken, and failures of phosd itself.
 
     \b
     Examples:

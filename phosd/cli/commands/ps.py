@@ -41,6 +41,7 @@ def ps(settings: Settings, pid: int | None, log: bool, known: bool) -> None:
     phosd, quickly), driver (by the CUDA driver alone, slowly), or unsupported, with the reason.
     EVERY: its periodic checkpoints, and how many images of them are kept. STATE is running,
     suspended (`phos resume` brings it back), hollow (suspended, with its contexts on its GPUs),
+    ready (hollow, with its memory there, too),
     asleep (hollow until somebody calls it), or what a job or another tool does with the process.
     POOL is shown where there is one, and so is CONTAINER: its runtime, pod and name; and so is
     SLURM JOB: the job and its step.
@@ -76,13 +77,15 @@ def ps(settings: Settings, pid: int | None, log: bool, known: bool) -> None:
     if log or known:
         option = "--log" if log else "--kernels"
         raise CommandError("InvalidOption", f"{option} shows one process: name its PID, too")
-    _list(settings)
+    list_processes(settings)
 
 
-def _list(settings: Settings) -> None:
-    """Show all processes, one per line."""
+def list_processes(settings: Settings, pool: str = "") -> None:
+    """Show all processes, one per line; with ``pool`` those of its programs."""
     found = managed(settings, "ListProcesses")
     rows = [_row(process, found) for process in found.of(PROCESS)]
+    if pool:
+        rows = [row for row in rows if row["pool"] == pool]
     settings.rows(
         sorted(rows, key=lambda row: int(row["pid"])),
         {
@@ -101,7 +104,7 @@ def _list(settings: Settings) -> None:
             "COMMAND": lambda row: (shlex.join(row["command"]), _because(row)),
         },
         spare=("EVERY", "USER", "LAST IMAGE", "MEMORY"),
-        empty=no_process(found),
+        empty=f"the pool {pool} has no program yet" if pool else no_process(found),
     )
 
 
@@ -116,7 +119,7 @@ def _gpus(row: dict[str, Any]) -> str:
 
 
 def _state(row: dict[str, Any]) -> str:
-    return state_text(row["state"], hollow=row["hollow"], wakes=row["wakes"])
+    return state_text(row["state"], hollow=row["hollow"], ready=row["ready"], wakes=row["wakes"])
 
 
 def _idle(row: dict[str, Any]) -> str:
@@ -253,6 +256,7 @@ def _row(process: dict[str, Any], found: Managed) -> dict[str, Any]:
         "restarter": process.get("Restarter") or None,
         "pool": process.get("Pool") or None,
         "hollow": process.get("Hollow", False),
+        "ready": process.get("Ready", False),
         "wakes": process.get("Wakes", False),
         "idle": process.get("Idle") or None,
     }

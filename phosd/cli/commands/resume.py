@@ -31,16 +31,24 @@ def resume(settings: Settings, pid: int, **given: Any) -> None:
       phos resume 4711
       phos resume 4711 --gpu 1            on another GPU of the same chip
       phos resume 4711 --hollow           its contexts alone: then the rest takes less time
+      phos resume 4711 --ready            all but its run: then that begins at once
     """
     wanted = {name: value for name, value in given.items() if value}
     job = watch(settings, "Resume", pid, **wanted)
     if not settings.json:
         tell_notes(settings, job)
         seconds = (job["Ended"] - job["Started"]) / 1e6
+        where = gpus(job["Result"])
         if given.get("hollow"):
             settings.say(
-                f"the contexts of process {pid} are on {gpus(job['Result'])}, after "
-                f"{seconds:.1f} s; `phos resume {pid}` brings its memory back, too"
+                f"the contexts of process {pid} are on {where}, after {seconds:.1f} s; "
+                f"`phos resume {pid}` brings its memory back, too"
             )
             return
-        settings.say(f"process {pid} runs on {gpus(job['Result'])} again, after {seconds:.1f} s")
+        if given.get("ready"):
+            settings.say(
+                f"process {pid} is ready on {where}, after {seconds:.1f} s; `phos resume {pid}` "
+                "lets it run"
+            )
+            return
+        settings.say(f"process {pid} runs on {where} again, after {seconds:.1f} s")

@@ -10,7 +10,11 @@ from phosd.cli.commands.migrate import tell_notes
 from phosd.cli.job import watch
 from phosd.cli.settings import Settings
 
-_FROM = {"hollow": "which was hollow", "image": "from its image, since none waited"}
+_FROM = {
+    "ready": "which was ready",
+    "hollow": "which was hollow",
+    "image": "from its image, since none waited",
+}
 
 
 @command()

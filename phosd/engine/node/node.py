@@ -18,6 +18,7 @@ from phosd.engine.node.claims import Claims
 from phosd.engine.node.expected_memory import ExpectedMemory
 from phosd.engine.node.kept_memory import KeptMemory
 from phosd.engine.node.movers import Movers
+from phosd.engine.node.readied import ReadiedMemory
 from phosd.engine.node.staging import Staging
 from phosd.engine.node.suspend_store import SuspendStore
 from phosd.engine.node.suspended import Register, Suspended
@@ -101,6 +102,7 @@ class Node:
             lambda: self.kept_memory.gpus() | self.suspended.hollow_gpus(),
         )
         self.kept_memory = KeptMemory(self.movers)
+        self.readied = ReadiedMemory()
         self.gpu_locks = GpuLocks()
         """Held while the driver takes a program off a GPU or brings it back."""
         self.expected_memory = ExpectedMemory()
@@ -116,6 +118,7 @@ class Node:
     def close(self) -> None:
         """Release all memory and end the data movers."""
         self.kept_memory.close()
+        self.readied.close()
         self.movers.close()
         self.suspend_store.close()
         needed = self.store.write_back.pending() or self.suspended.images()
@@ -143,6 +146,7 @@ class Node:
     def processes(self) -> list[GpuProcess]:
         """Return the GPU processes of the node. Processes under a job are not queried."""
         self.kept_memory.let_go_of_the_dead()
+        self.readied.let_go_of_the_dead()
         self.stopped.forget_the_dead()
         if places.has_many_users(self.config.runtime_dir):
             places.forget_users(self.config.runtime_dir)
@@ -152,7 +156,13 @@ class Node:
         )
         self._listed = {known.pid: known for known in found}
         away = {pid: each for each in self.suspended.living() for pid in each.pids}
-        return [_suspended(each, away[each.pid]) if each.pid in away else each for each in found]
+        ready = self.readied.images()
+        return [
+            _suspended(each, program, ready=program.image in ready)
+            if (program := away.get(each.pid))
+            else each
+            for each in found
+        ]
 
     def asking(self, pid: int) -> AbstractContextManager[bool]:
         """Register a query of a process inside the context; yields False if a job works on it."""
@@ -184,13 +194,15 @@ def _memory_tier(config: NodeConfig) -> MemoryTier | None:
     return MemoryTier(folder, config.memory_tier)
 
 
-def _suspended(found: GpuProcess, program: Suspended) -> GpuProcess:
+def _suspended(found: GpuProcess, program: Suspended, *, ready: bool) -> GpuProcess:
     place = "host memory" if program.where == "memory" else "a file on the disk"
     # In MiB, as nvidia-smi has the memory of a GPU.
     sizes = sorted(program.device_bytes.items())
     needed = [f"{size >> 20} MiB on GPU {gpu}" for gpu, size in sizes]
     needs = f"; to be resumed its program needs {' and '.join(needed)}" if needed else ""
     contexts = ", and its contexts stay on its GPUs (hollow)" if program.hollow else ""
+    if ready:
+        contexts, needs = ", and on its GPUs already, as are its contexts (ready)", ""
     return replace(
         found,
         state="suspended",
@@ -199,6 +211,7 @@ def _suspended(found: GpuProcess, program: Suspended) -> GpuProcess:
         hook_state="hooked",
         reason=f"its device memory is in {place}{contexts}{needs}",
         away=Away(
-            *(program.image, program.where, program.stored_bytes, program.since, program.hollow)
+            *(program.image, program.where, program.stored_bytes, program.since, program.hollow),
+            ready=ready,
         ),
     )

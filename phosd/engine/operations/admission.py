@@ -195,15 +195,24 @@ def require_room_for_processes(manifest: Manifest) -> None:
         )
 
 
-def require_device_memory(node: Node, by_gpu: dict[int, int], what: str = "the image") -> None:
+def require_device_memory(
+    node: Node, by_gpu: dict[int, int], what: str = "the image", *, give_way: bool = True
+) -> None:
     """Raise :class:`OutOfMemory` unless each GPU has the bytes given in ``by_gpu`` free, beside
-    what its mover takes. Only where that counts has the mover to be started to tell.
+    what its mover takes. Only where that counts has the mover to be started to tell. Programs that
+    are ready become hollow for it, one after the other, if that gives enough (``give_way``).
     """
+    if not any(by_gpu.values()):
+        return
     known = {gpu.ordinal: gpu for gpu in list_gpus() if gpu.memory_used is not None}
     for gpu, wanted in by_gpu.items():
         if gpu in known and wanted + _MOVER <= free_device_memory(node, known[gpu]):
             continue
-        free, _ = node.movers.mover(gpu).free_memory()
+        mover = node.movers.mover(gpu)
+        free, _ = mover.free_memory()
+        if wanted > free and give_way:
+            node.readied.give_way(gpu, wanted - free)
+            free, _ = mover.free_memory()
         if wanted > free:
             raise OutOfMemory(
                 f"GPU {gpu} has {human_bytes(free)} free, {what} needs {human_bytes(wanted)}",

@@ -19,6 +19,7 @@ def end_suspended(node: Node, pid: int, caller: int, progress: Progress) -> None
     suspended = node.suspended.of(pid)
     with node.claim(suspended.pids):
         require_resumable(suspended, caller)
+        node.readied.drop(suspended)
         ids = {process.pid: process.id for process in scan(suspended.pid).living}
         owned_processes.end(ids, lambda each: procfs.process_id(each) == ids[each])
     node.suspend_store.forget_the_dead()

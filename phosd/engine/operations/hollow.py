@@ -39,6 +39,7 @@ def sink(
     with node.claim(hollow.pids), thawing(node, hollow) as thaw:
         require_resumable(hollow, caller)
         require_host_memory(context_bytes() * len(hollow.processes))
+        node.readied.drop(hollow)
         kept = keepers(node, hollow.gpus, progress)
         progress.check()
         progress.about_to_touch(affected_by(hollow, hollow.pids, {}))

@@ -4,29 +4,22 @@ Every step first looks how far an earlier attempt came, so a resume that failed 
 repeated. The stored data stay until the program runs.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import replace
 
 import msgspec
 
 from phosd.engine.faults import Point, point
-from phosd.engine.hook_client.link import HookLink, HookState, reach
+from phosd.engine.hook_client.link import HookLink, HookState
 from phosd.engine.image.manifest import Manifest
 from phosd.engine.image.store import Image
 from phosd.engine.job.progress import Progress
+from phosd.engine.node.loaded_memory import LoadedMemory
 from phosd.engine.node.node import Node
 from phosd.engine.node.suspended import Suspended
-from phosd.engine.operations.coming_back import (
-    affected_by,
-    back_from_driver,
-    hooked,
-    require_resumable,
-    rest_reserved,
-)
+from phosd.engine.operations.coming_back import require_resumable, require_room, rest_reserved
 from phosd.engine.operations.hollow import rise, sunk
 from phosd.engine.operations.permissions import ROOT
-from phosd.engine.operations.pinned_shelf import forget_removed
 from phosd.engine.operations.places_back import (
     away,
     chosen_moves,
@@ -37,23 +30,27 @@ from phosd.engine.operations.places_back import (
     roomy,
     with_earlier_moves,
 )
-from phosd.engine.operations.restore.load import LoadedMemory, loaded
+from phosd.engine.operations.ready import make_ready
+from phosd.engine.operations.restore.load import loaded
+from phosd.engine.operations.run_again import Return
 from phosd.engine.operations.standing_still import thawing
 from phosd.engine.program import driver_checkpoint
 from phosd.engine.recovery.guarded import kept_for
 from phosd.engine.recovery.rescue import free
-from phosd.errors import Busy, Internal, PhosError, Reason, Unsupported
+from phosd.errors import Busy, InvalidOption, PhosError
 
 
 class ResumeChoices(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Options of a resumption that users may set.
 
     ``gpu``: one GPU, or ``OLD:NEW`` for each of several; empty for the GPUs that it had.
-    ``hollow``: its contexts come back to the GPUs that it had, and its memory does not.
+    ``hollow``: its contexts come back to the GPUs that it had, and its memory does not. ``ready``:
+    its memory does, too, and it does not run yet.
     """
 
     gpu: str = ""
     hollow: bool = False
+    ready: bool = False
 
 
 class ResumeOptions(ResumeChoices, frozen=True):
@@ -76,63 +73,51 @@ def resume(node: Node, pid: int, options: ResumeOptions, progress: Progress) -> 
         thaw = _claimed(node, job, suspended, options.caller)
         if not options.gpu:  # most of its start goes by while the image is opened
             node.movers.begin(suspended.gpus)
-        image = job.enter_context(_opened(node, suspended))
-        manifest = image.manifest = _with_pids(image.manifest, suspended)
         suspended, further = _as_the_driver_says(node, suspended)
-        if options.hollow:
-            return _risen(node, suspended, manifest, options.gpu, progress, back=further)
-        connected = job.enter_context(ExitStack())
-        links = _awake(node, suspended, manifest, connected) if further else []
-        if further and _begun(node, suspended, links):
-            connected.close()
-            moves = _end_begun(node, suspended, manifest, progress, thaw)
-            after.callback(_delete, node, suspended)
-            return moves
-        gpus = gpus_as_before(manifest)
-        chosen = chosen_moves(options.gpu, suspended, gpus) if options.gpu else {}
-        moves = with_earlier_moves(node, suspended, manifest, chosen, links, back=further)
-        blocks, needs = roomy(node, suspended, manifest, moves, further=further)
-        affected = affected_by(suspended, hooked(manifest), moves)
-        progress.about_to_touch(affected)
-        progress.phase("load", bytes_total=manifest.device_bytes)
-        point(Point.RESUME_LOAD)
-        memory = job.enter_context(loaded(node, image, progress, moves))
-        release = job.enter_context(rest_reserved(node, suspended, needs, blocks))
-        progress.check()
-        untouched = job.enter_context(ExitStack())
-        # A failed resume is repeated from here, and needs the room.
-        untouched.callback(memory.unguard)
-        memory.guard()
-        progress.phase("control")
-        point(Point.RESUME_CONTROL)
-        with node.gpu_locks.locked(affected.gpus, progress):
-            release()
-            thaw()  # from here on the driver and the hooks need its threads
-            if not further:
-                progress.about_to_touch(replace(affected, moves=moves))
-                back_from_driver(node.stopped, suspended, moves, gpus)
-        progress.phase("map")
-        point(Point.RESUME_MAP)
-        links = links or _connected(node, manifest, connected)
-        job.push(connected.pop_all())  # they close before memory is freed
-        parked = _all_parked(manifest, links)
-        # From here on hooks have some of the memory, and a repeated resume continues with it.
-        untouched.pop_all()
-        _give_memory(parked, memory)
-        node.suspended.remove(suspended)  # from here on it counts as running, even if phosd dies
-        after.callback(_delete, node, suspended)
-        job.callback(memory.unguard)
-        if not further or parked == links:  # else it is unknown which blocks a hook had already
-            memory.keep(links)
-        _open(links)
-        progress.phase("release")
+        waits = options.hollow or options.ready
+        ready = None if waits else job.enter_context(node.readied.taken(suspended))
+        if ready is not None and not options.gpu:
+            back = Return(node, suspended, ready.manifest, thaw, job, after, further=True)
+            moved = _run_ready(back, ready.memory, progress)
+        else:
+            if ready is not None:
+                ready.held.close()
+            image = job.enter_context(_opened(node, suspended))
+            manifest = image.manifest = _with_pids(image.manifest, suspended)
+            if waits:
+                return _waiting(node, suspended, image, options, progress, back=further)
+            back = Return(node, suspended, manifest, thaw, job, after, further=further)
+            moved = _load_and_run(back, image, options.gpu, progress)
     progress.finish()
-    return now_on(suspended, moves)
+    return moved
 
 
-def _delete(node: Node, resumed: Suspended) -> None:
-    node.suspend_store.shelf_of(resumed).delete(resumed.image)
-    forget_removed(node, resumed)
+def _run_ready(back: Return, memory: LoadedMemory, progress: Progress) -> dict[int, int]:
+    """Let a program run whose memory is loaded already, and whose GPUs are as they were."""
+    node, suspended = back.node, back.suspended
+    require_room(node, suspended, back.manifest, dict.fromkeys(suspended.gpus, 0), {})
+    back.announce(progress, {})
+    return back.run(memory, lambda: None, {}, (), progress)
+
+
+def _load_and_run(back: Return, image: Image, gpu: str, progress: Progress) -> dict[int, int]:
+    """Load the memory, and let the program run; or end what an earlier attempt has begun."""
+    node, suspended, manifest = back.node, back.suspended, back.manifest
+    if back.further and not is_frozen(suspended):
+        back.connect()
+    if back.further and _begun(node, suspended, back.links):
+        back.connected.close()
+        return _end_begun(back, progress)
+    gpus = gpus_as_before(manifest)
+    chosen = chosen_moves(gpu, suspended, gpus) if gpu else {}
+    moves = with_earlier_moves(node, suspended, manifest, chosen, back.links, back=back.further)
+    blocks, needs = roomy(node, suspended, manifest, moves, further=back.further)
+    back.announce(progress, moves)
+    progress.phase("load", bytes_total=manifest.device_bytes)
+    point(Point.RESUME_LOAD)
+    memory = back.job.enter_context(loaded(node, image, progress, moves))
+    release = back.job.enter_context(rest_reserved(node, suspended, needs, blocks))
+    return back.run(memory, release, moves, gpus, progress)
 
 
 def _opened(node: Node, suspended: Suspended) -> AbstractContextManager[Image]:
@@ -182,79 +167,45 @@ def _death_explained(suspended: Suspended) -> Iterator[None]:
         raise
 
 
-def _risen(
+def _waiting(
     node: Node,
     suspended: Suspended,
-    manifest: Manifest,
-    gpu: str,
+    image: Image,
+    options: ResumeOptions,
     progress: Progress,
     *,
     back: bool,
 ) -> dict[int, int]:
-    """Return what :func:`rise` does. Raises :class:`Busy` if an earlier attempt has brought some of
-    the program to other GPUs, where the rest must come, too.
+    """Bring the program back without letting it run: hollow, or ready. Raises :class:`Busy` if an
+    earlier attempt has brought some of it to other GPUs, where the rest must come, too.
     """
-    if moves := away(moved_before(node, suspended, manifest)):
+    if options.hollow and options.ready:
+        raise InvalidOption(
+            "hollow and ready are two levels", hint="ready is hollow, with its memory on its GPUs"
+        )
+    if options.ready and options.gpu:
+        raise InvalidOption(
+            "a program can be ready only where its contexts are",
+            hint=f"without `gpu`; or `phos resume {suspended.pid} --gpu {options.gpu}`",
+        )
+    if moves := away(moved_before(node, suspended, image.manifest)):
         raise Busy(
             f"some of the program of process {suspended.pid} is on GPU {min(moves.values())} by an "
             "earlier resumption, which has not ended",
             hint=f"`phos resume {suspended.pid}` first",
         )
-    return rise(node, suspended, manifest, gpu, progress, back=back)
-
-
-def _awake(node: Node, suspended: Suspended, manifest: Manifest, job: ExitStack) -> list[HookLink]:
-    """Return what :func:`_connected` does, and nothing of a program that is frozen."""
-    return [] if is_frozen(suspended) else _connected(node, manifest, job)
-
-
-def _connected(node: Node, manifest: Manifest, job: ExitStack) -> list[HookLink]:
-    """Connect to the hooks of the processes whose memory was parked, until the job ends."""
-    return [
-        job.enter_context(reach(process.pid, node.config.runtime_dir))
-        for process in manifest.processes
-        if process.gpu and process.parked and process.hooked
-    ]
-
-
-def _open(links: Iterable[HookLink]) -> None:
-    point(Point.RESUME_OPEN)
-    for link in links:
-        link.open_gate()
-
-
-def _give_memory(links: Sequence[HookLink], memory: LoadedMemory) -> None:
-    """Ask the hooks to map the memory. Their gates stay closed while they are connected."""
-    for link in links:
-        memory.hand_back(link)
-        if (state := link.hello().state) is HookState.PARKED:
-            raise Internal(
-                f"the memory of process {link.pid} is still {state.name.lower()}",
-                hint=f"`phos resume {link.pid}` again, and report this",
-            )
-
-
-def _all_parked(manifest: Manifest, links: Sequence[HookLink]) -> list[HookLink]:
-    """Return the hooks whose memory is parked. Raises :class:`Unsupported` unless processes that
-    share memory are all parked, or none of them is.
-    """
-    found = [link for link in links if link.hello().state is HookState.PARKED]
-    _require_together(manifest, {link.pid for link in found})
-    return found
-
-
-def _require_together(manifest: Manifest, parked: Collection[int]) -> None:
-    for block in manifest.blocks:
-        if block.alias is not None:
-            pids = [manifest.processes[n].pid for n in (block.process, block.alias[0])]
-            waiting = [pid for pid in pids if pid in parked]
-            if len(waiting) == 1:
-                raise Unsupported(
-                    f"process {waiting[0]} is parked, but the memory that it shares was given"
-                    " back to other processes already, and phosd no longer holds it",
-                    hint=f"end process {waiting[0]}, and restore an image of the program",
-                    reason=Reason.SHARED_MEMORY,
-                )
+    if options.ready and kept_for(suspended.processes, node.config.runtime_dir):
+        raise Busy(
+            f"an earlier resumption of process {suspended.pid} has loaded its memory, and has not "
+            "ended",
+            hint=f"`phos resume {suspended.pid}` ends it",
+        )
+    if options.ready and suspended.hollow:
+        return make_ready(node, suspended, image, progress)
+    moves = rise(node, suspended, image.manifest, options.gpu, progress, back=back)
+    if options.ready:
+        return make_ready(node, node.suspended.of(suspended.pid), image, progress)
+    return moves
 
 
 def _driver_is_done(node: Node, suspended: Suspended) -> bool:
@@ -282,21 +233,16 @@ def _begun(node: Node, suspended: Suspended, links: Iterable[HookLink]) -> bool:
     return all(link.hello().state is not HookState.PARKED for link in links)
 
 
-def _end_begun(
-    node: Node,
-    suspended: Suspended,
-    manifest: Manifest,
-    progress: Progress,
-    thaw: Callable[[], None],
-) -> dict[int, int]:
+def _end_begun(back: Return, progress: Progress) -> dict[int, int]:
     """Give the hooks the rest of the memory that an earlier attempt loaded. Returns GPU moves."""
-    moves = away(moved_before(node, suspended, manifest))
-    progress.about_to_touch(affected_by(suspended, hooked(manifest), moves))
+    node, suspended = back.node, back.suspended
+    moves = away(moved_before(node, suspended, back.manifest))
+    back.announce(progress, moves)
     progress.phase("map")
-    thaw()
+    back.thaw()
     account = free(suspended.processes, node.config.runtime_dir)
     if account.failures:
         raise next(iter(account.failures.values()))
     node.suspended.remove(suspended)
-    progress.finish()
+    back.forget_stored()
     return now_on(suspended, moves)

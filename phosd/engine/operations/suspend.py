@@ -40,6 +40,7 @@ from phosd.engine.operations.manifest_records import block_records
 from phosd.engine.operations.move_checks import claimed, device_needs, may_park
 from phosd.engine.operations.permissions import ROOT
 from phosd.engine.operations.pinned_shelf import keep_pinned
+from phosd.engine.operations.ready import make_unready
 from phosd.engine.operations.safe_points import SafePointChoices, SafePoints
 from phosd.engine.operations.shelves import PLACES, place_for, room_on, taken_by
 from phosd.engine.operations.standing_still import freeze
@@ -104,8 +105,8 @@ def suspend(node: Node, pid: int, options: SuspendOptions, progress: Progress) -
     with ExitStack() as job:
         if options.thaw:
             job.enter_context(kept_thawed(pid))
-        if known is not None and known.hollow and not (options.hollow or options.by_runtime):
-            return sink(node, known, options.caller, progress, leave=options.leave)
+        if known is not None and (lower := _lowered(node, known, options, progress)):
+            return lower
         check = claimed(node, job, options.caller)
         group = job.enter_context(discover_group(pid, node.config.runtime_dir, check))
         if options.by_runtime:
@@ -299,6 +300,20 @@ def _require_parked(group: CheckpointGroup) -> None:
             hint="suspend it without `hollow`, and the driver saves all of it",
             reason=why_not.reason,
         )
+
+
+def _lowered(
+    node: Node, known: Suspended, options: SuspendOptions, progress: Progress
+) -> Suspended | None:
+    """Bring a suspended program to a lower level, if it is on a higher one: from ready to hollow,
+    or to suspended.
+    """
+    if options.hollow and known.image in node.readied.images():
+        make_unready(node, known, options.caller, progress)
+        return known
+    if known.hollow and not (options.hollow or options.by_runtime):
+        return sink(node, known, options.caller, progress, leave=options.leave)
+    return None
 
 
 def _require_place(where: str) -> None:

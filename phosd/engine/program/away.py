@@ -7,7 +7,8 @@ from dataclasses import dataclass
 class Away:
     """Where the device memory of a suspended program is: in ``memory`` or on ``disk``, where it has
     ``stored_bytes``, ``since`` then (seconds since the epoch). All processes of the program have
-    the same ``name`` for it. ``hollow``: its contexts are on its GPUs still.
+    the same ``name`` for it. ``hollow``: its contexts are on its GPUs still; ``ready``: and what
+    it has in device memory is there already, too.
     """
 
     name: str
@@ -15,3 +16,4 @@ class Away:
     stored_bytes: int
     since: float
     hollow: bool = False
+    ready: bool = False

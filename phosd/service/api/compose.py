@@ -3,7 +3,7 @@
 from phosd.bus import ROOT, Connection
 from phosd.engine.job.journal import Journal
 from phosd.interface.manager import MANAGER
-from phosd.interface.methods import GPU, IMAGE, JOB, PROCESS
+from phosd.interface.methods import GPU, IMAGE, JOB, POOL, PROCESS
 from phosd.service.api.images import Images
 from phosd.service.api.inventory import Inventory
 from phosd.service.api.job_interface import JOB_READERS, JobMethods
@@ -16,10 +16,12 @@ from phosd.service.api.namespaces import Namespaces
 from phosd.service.api.object_interfaces import (
     GPU_READERS,
     IMAGE_READERS,
+    POOL_READERS,
     PROCESS_READERS,
     ObjectInterfaces,
 )
 from phosd.service.api.object_methods import GpuMethods, ImageMethods, ProcessMethods
+from phosd.service.api.pool_objects import show_pool
 from phosd.service.api.pools import PoolMethods
 from phosd.service.api.pruning import Pruning
 from phosd.service.api.storage import Storage
@@ -49,10 +51,9 @@ def compose(config: Config, engine: Engine, connection: Connection, history: His
 
     Parts that need each other get functions that look up the later one when called.
     """
-    rights = Rights(connection)
-    tree = ObjectTree(connection, rights.inspects)
     # Long reads and slow programs must not delay scans of the node.
-    query_pool = QueryPool()
+    rights, query_pool = Rights(connection), QueryPool()
+    tree = ObjectTree(connection, rights.inspects)
     samples, journal = Samples(), Journal(config.runtime_dir / "journal")
     job_object = serve(JOB, JOB_READERS, JobMethods(rights, lambda job: jobs.cancel(job)))
     reports = JobReports(
@@ -63,7 +64,8 @@ def compose(config: Config, engine: Engine, connection: Connection, history: His
     jobs = JobTable(reports.listener(), history.next_job(), config.job_limits)
     submitting = engine, history, jobs, reports.write_down
     checkpoints = Checkpoints(*submitting, lambda pid: inventory.subject(pid))
-    verifications, pools = Verifications(*submitting), Pools(*submitting)
+    verifications = Verifications(*submitting)
+    pools = Pools(*submitting, lambda kept: show_pool(tree, interfaces.pool, kept))
     periodic = Periodic(
         *(checkpoints, jobs, history, config.periodic),
         lambda target: inventory.renew(target.pid),
@@ -71,10 +73,10 @@ def compose(config: Config, engine: Engine, connection: Connection, history: His
         verifications.rehearse_next,
     )
     parts = (engine, history, rights, query_pool)
-    interfaces = ObjectInterfaces(
-        serve(PROCESS, PROCESS_READERS, ProcessMethods(*parts, lambda: analyses.wake())),
-        serve(IMAGE, IMAGE_READERS, ImageMethods(*parts, lambda: inventory.refresh_images())),
-        serve(GPU, GPU_READERS, GpuMethods(samples)),
+    interfaces = _interfaces(
+        ProcessMethods(*parts, lambda: analyses.wake()),
+        ImageMethods(*parts, lambda: inventory.refresh_images()),
+        GpuMethods(samples),
     )
     sleepers = Sleepers(*submitting, query_pool, lambda: inventory)
     of_programs = periodic, sleepers, pools
@@ -108,3 +110,14 @@ def compose(config: Config, engine: Engine, connection: Connection, history: His
     )
     tree.publish(ROOT, served, manager, owner=None)
     return manager
+
+
+def _interfaces(
+    of_processes: ProcessMethods, of_images: ImageMethods, of_gpus: GpuMethods
+) -> ObjectInterfaces:
+    return ObjectInterfaces(
+        serve(PROCESS, PROCESS_READERS, of_processes),
+        serve(IMAGE, IMAGE_READERS, of_images),
+        serve(POOL, POOL_READERS),
+        serve(GPU, GPU_READERS, of_gpus),
+    )

@@ -163,6 +163,11 @@ class _Suspended(Collector):
             sum(away.hollow for away in groups),
         )
         yield GaugeMetricFamily(
+            "phosd_ready_programs",
+            "Those of them whose memory is there already, too.",
+            sum(away.ready for away in groups),
+        )
+        yield GaugeMetricFamily(
             "phosd_asleep_programs",
             "Those of them that are resumed when somebody calls them.",
             sum(views[0].sleeper is not None for views in groups.values()),
@@ -184,8 +189,8 @@ class _Pools(Collector):
     def collect(self) -> Iterable[GaugeMetricFamily]:
         family = GaugeMetricFamily(
             "phosd_pool_programs",
-            "Programs of pools: those that wait, those that were started, and those that are to "
-            "wait and could not be made yet.",
+            "Programs of pools: those that wait hollow (`waiting`) or ready, those that were "
+            "started, and those that are to wait and could not be made yet.",
             labels=("state",),
         )
         for state, count in self.sources.pools()._asdict().items():

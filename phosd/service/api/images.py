@@ -110,7 +110,7 @@ class Images:
             pid = self._engine.restore(image, options, acting, progress)
             if not options.clone:
                 self._tell_schedule(image, pid, progress)
-            return Outcome(str(pid), "eager", process=key_of(pid))
+            return Outcome(str(pid), "eager", process=key_of(pid), made_of=image)
 
         claims, token = _claims(image), options.token
         task = Task(

@@ -16,8 +16,8 @@ from phosd.service.api.page_server import PageServer
 from phosd.service.jobs.job import Job, JobState
 
 _LAG_SECONDS = 1.0
-_STARTS = (0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
-_LEVELS = ("hollow", "image")
+_STARTS = (0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
+_LEVELS = ("ready", "hollow", "image")
 """What a program of a pool is started from."""
 _STOPS = (0.05, 0.1, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 60.0, 120.0)
 _LAGS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0)

@@ -178,7 +178,7 @@ class Moves:
         found = next(each for each in gpus if each.ordinal == ordinal)
         everybody = await self._rights.inspects(caller)
         steps = await self._query_pool.run(caller.uid, self._plan, found, caller, everybody)
-        return [_told(found.ordinal, step) for step in steps]
+        return [_told(found.ordinal, step, self._besides(step)) for step in steps]
 
     @method("Recover")
     async def recover(self, caller: Caller, pid: int) -> str:
@@ -281,6 +281,20 @@ class Moves:
         ]
         return plan(gpu.ordinal, users, capacities, self._engine.context_bytes())
 
+    def _besides(self, step: Step) -> list[str]:
+        """Return what else is to be known before a step is taken."""
+        path = self._inventory.process(step.user.process.pid)
+        view = self._inventory.views.get(path or "")
+        if view is None or step.outcome is not EvacuationOutcome.SUSPEND:
+            return []
+        said = ["no call will wake it any more"] if view.sleeper is not None else []
+        if view.pool and view.process.away is not None:
+            said.append(
+                f"`phos start {view.pool}` would bring it back there; `phos pool scale {view.pool} "
+                "--hollow 0 --ready 0` ends it instead"
+            )
+        return said
+
     def _used(self, gpu: GpuInfo, processes: tuple[GpuProcess, ...]) -> int:
         """Return the bytes of a GPU's memory in use; without NVML, those that hooks report."""
         if gpu.memory_used is not None:
@@ -326,8 +340,9 @@ def _mapping(moved: Mapping[int, int]) -> str:
     return ",".join(f"{old}:{new}" for old, new in sorted(moved.items()))
 
 
-def _told(gpu: int, step: Step) -> StepRow:
+def _told(gpu: int, step: Step, besides: list[str]) -> StepRow:
     process = step.user.process
     to = f"{gpu}:{step.to}" if step.outcome is EvacuationOutcome.MIGRATE else ""
     command = " ".join(process.shown_command)
-    return process.pid, str(step.outcome), step.user.bytes, to, step.why, command
+    why = "; ".join([step.why, *besides])
+    return process.pid, str(step.outcome), step.user.bytes, to, why, command

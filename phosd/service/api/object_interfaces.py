@@ -1,4 +1,4 @@
-"""Read the properties of processes, images and GPUs, which :mod:`phosd.interface` describes."""
+"""Read the properties that :mod:`phosd.interface` states of processes, images, pools and GPUs."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -17,14 +17,16 @@ from phosd.service.api.views import (
     root_pid,
 )
 from phosd.service.dbus.spec import Served
+from phosd.service.tasks.kept_pool import KeptPool
 
 
 @dataclass(frozen=True)
 class ObjectInterfaces:
-    """The interfaces of a process, an image and a GPU."""
+    """The interfaces of a process, an image, a pool and a GPU."""
 
     process: Served
     image: Served
+    pool: Served
     gpu: Served
 
 
@@ -50,6 +52,7 @@ PROCESS_READERS: Mapping[str, Callable[[ProcessView], object]] = {
     "Restarter": lambda view: view.process.restarter,
     "Pool": lambda view: view.pool,
     "Hollow": lambda view: view.process.away is not None and view.process.away.hollow,
+    "Ready": lambda view: view.process.away is not None and view.process.away.ready,
     "Wakes": lambda view: view.sleeper is not None,
     "Idle": lambda view: view.sleeper.idle if view.sleeper else 0.0,
     "CheckpointInterval": lambda view: view.every,
@@ -82,6 +85,18 @@ IMAGE_READERS: Mapping[str, Callable[[ImageView], object]] = {
     "Rehearsed": lambda view: microseconds(view.rehearsed[0]),
     "RehearsalError": lambda view: view.rehearsed[1],
     "Crashes": lambda view: view.crashes,
+}
+POOL_READERS: Mapping[str, Callable[[KeptPool], object]] = {
+    "Name": lambda kept: kept.pool.name,
+    "Owner": lambda kept: kept.pool.owner,
+    "Image": lambda kept: kept.pool.image,
+    "Hollow": lambda kept: kept.pool.hollow,
+    "Ready": lambda kept: kept.pool.ready,
+    "Max": lambda kept: kept.pool.most,
+    "Waiting": lambda kept: len(kept.resting),
+    "WaitingReady": lambda kept: len(kept.are_ready),
+    "Running": lambda kept: len(kept.started),
+    "Trouble": lambda kept: kept.trouble,
 }
 GPU_READERS: Mapping[str, Callable[[GpuInfo], object]] = {
     "Ordinal": lambda gpu: gpu.ordinal,

@@ -4,7 +4,7 @@ import asyncio
 import re
 
 from phosd.errors import InvalidOption
-from phosd.service.api.views import job_path
+from phosd.service.api.views import job_path, pool_path
 from phosd.service.dbus.caller import Caller
 from phosd.service.dbus.polkit import Action, Rights
 from phosd.service.dbus.spec import method
@@ -13,7 +13,7 @@ from phosd.service.jobs.options import JobOptions, PoolRequest
 from phosd.service.jobs.pool import Pool
 from phosd.service.tasks.pools import Pools, pool_of
 
-PoolRow = tuple[str, int, str, int, int, int, int, str]
+PoolRow = tuple[str, int, str, int, int, str]
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}")
 
 
@@ -60,8 +60,7 @@ class PoolMethods:
         return [
             (
                 *(each.pool.name, each.pool.owner, each.pool.image),
-                *(each.pool.hollow, each.pool.most),
-                *(len(each.waiting), len(each.started), each.trouble),
+                *(len(each.resting), len(each.started), pool_path(each.pool.name)),
             )
             for each in self._pools
             if everybody or caller.may_touch(each.pool.owner)

@@ -32,6 +32,10 @@ def image_path(image: str) -> str:
     return path_of("image", image)
 
 
+def pool_path(name: str) -> str:
+    return path_of("pool", name)
+
+
 def gpu_path(uuid: str) -> str:
     return path_of("gpu", uuid)
 

@@ -77,6 +77,9 @@ class ObjectTree:
         self._objects: dict[str, Published] = {}
         connection.serve(CallQueue(connection, self._answer))
 
+    def __contains__(self, path: str) -> bool:
+        return path in self._objects
+
     def publish(self, path: str, served: Served, target: Any, owner: int | None) -> None:
         """Publish an object. Only uid ``owner`` and administrators may read it."""
         published = self._objects[path] = Published(served, target, owner)

@@ -79,9 +79,9 @@ class History:
         self._made_for: dict[str, str] = {row["id"]: row["made_for"] for row in rows}
         """Keys of schedules by image; manifests do not have them."""
         rows = self._database.recall(
-            "select process, target from jobs where operation = 'restore' and process != ''"
+            "select process, made_of from jobs where made_of is not null and made_of != ''"
         )
-        self.restored: dict[str, str] = {row["process"]: row["target"] for row in rows}
+        self.restored: dict[str, str] = {row["process"]: row["made_of"] for row in rows}
         """Images by the keys of the processes that were restored from them."""
 
     @property
@@ -101,8 +101,8 @@ class History:
     def job(self, job: Job) -> None:
         """Record a job in its present state, with its phases once it has ended."""
         task, error = job.task, job.error
-        if job.outcome.process:
-            self.restored[job.outcome.process] = task.target
+        if job.outcome.made_of:
+            self.restored[job.outcome.process] = job.outcome.made_of
         row = {
             "id": job.number,
             "operation": task.operation,
@@ -128,6 +128,7 @@ class History:
             "scheduled": int(task.scheduled),
             "executable": task.executable,
             "process": job.outcome.process or task.process,
+            "made_of": job.outcome.made_of,
             "details": json.dumps(job.progress.figures.measured()),
         }
         # Phases have monotonic times; the history stores seconds since the epoch.

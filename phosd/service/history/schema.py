@@ -228,3 +228,19 @@ def m012_sleepers(db: Any) -> None:
         {"boot_id": str, "pid": int, "start_time": int, "told": str},
         pk=("boot_id", "pid", "start_time"),
     )
+
+
+@migrations()
+def m013_ready(db: Any) -> None:
+    """Add how many programs of a pool wait with their memory on the GPUs."""
+    db["pools"].add_column("ready", int, not_null_default=0)
+
+
+@migrations()
+def m014_made_of(db: Any) -> None:
+    """Add the image of which a job has made its process; null or empty: none."""
+    db["jobs"].add_column("made_of", str)
+    db.execute(
+        "update jobs set made_of = target where operation = 'restore' and process is not null"
+        " and process != ''"
+    )

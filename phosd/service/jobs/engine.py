@@ -102,6 +102,9 @@ class Programs(Protocol):
     def suspended(self) -> list[Suspended]:
         """Return the suspended programs that live, oldest first."""
 
+    def ready(self) -> set[str]:
+        """Return the images of those whose memory is on their GPUs already."""
+
     def launch_count(self, process: ProcessId, count_seconds: int) -> int:
         """Return how many kernels a process has launched since they are counted, and count for so
         many seconds more. Raises what :meth:`blocks` does.

@@ -29,14 +29,15 @@ class JobState(enum.StrEnum):
 @dataclass(frozen=True)
 class Outcome:
     """Result of a finished operation: an image id or a pid, the mode used, and why. ``process`` is
-    the key of a process that it has made; ``called`` what people call a program of which nothing
-    was known before.
+    the key of a process that it has made, of the image ``made_of``, or let go on; ``called`` what
+    people call a program of which nothing was known before.
     """
 
     result: str = ""
     mode: str = ""
     why: str = ""
     process: str = ""
+    made_of: str = ""
     called: Called = field(default_factory=Called)
 
 

@@ -60,11 +60,12 @@ class RestoreRequest(RestoreOptions, frozen=True):
 
 
 class PoolRequest(Options, frozen=True):
-    """How many programs of a pool wait, hollow, and how many there may be in all; None: as before,
-    or one and eight.
+    """How many programs of a pool wait hollow, how many more ready, and how many there may be in
+    all; None: as before, or one, none and eight.
     """
 
     hollow: Annotated[int, msgspec.Meta(ge=0, le=64)] | None = None
+    ready: Annotated[int, msgspec.Meta(ge=0, le=64)] | None = None
     max: Annotated[int, msgspec.Meta(ge=1, le=1000)] | None = None
 
 

@@ -12,8 +12,8 @@ from phosd.service.jobs.options import PoolRequest
 
 
 class Pool(msgspec.Struct, frozen=True):
-    """``hollow`` programs of ``image`` wait to be started for user id ``owner``, and there are no
-    more than ``most`` of them, with those that were started.
+    """``hollow`` programs of ``image`` wait to be started for user id ``owner``, and ``ready`` more
+    with their memory on the GPUs. There are no more than ``most``, with those that were started.
     """
 
     name: str
@@ -22,6 +22,12 @@ class Pool(msgspec.Struct, frozen=True):
     hollow: int = 1
     most: int = 8
     called: Called = Called()
+    ready: int = 0
+
+    @property
+    def waiting(self) -> int:
+        """How many are to wait."""
+        return self.hollow + self.ready
 
     def scaled(self, request: PoolRequest) -> Self:
         """Return the pool as the request wants it, which keeps what it does not say. Raises
@@ -30,11 +36,12 @@ class Pool(msgspec.Struct, frozen=True):
         found = msgspec.structs.replace(
             self,
             hollow=self.hollow if request.hollow is None else request.hollow,
+            ready=self.ready if request.ready is None else request.ready,
             most=self.most if request.max is None else request.max,
         )
-        if found.hollow > found.most:
+        if found.waiting > found.most:
             raise InvalidOption(
-                f"{found.hollow} programs cannot wait where there may be {found.most} in all",
+                f"{found.waiting} programs cannot wait where there may be {found.most} in all",
                 hint="raise max, or let fewer wait",
             )
         return found
@@ -49,6 +56,7 @@ class Pool(msgspec.Struct, frozen=True):
             "most": self.most,
             "called_name": self.called.name,
             "within": self.called.within,
+            "ready": self.ready,
         }
 
     @classmethod
@@ -56,16 +64,19 @@ class Pool(msgspec.Struct, frozen=True):
         """Read a pool from a row."""
         called = Called(row["called_name"] or "", row["within"] or "")
         return cls(
-            *(row["name"], row["owner"], row["image"], row["hollow"], row["most"]), called=called
+            *(row["name"], row["owner"], row["image"], row["hollow"], row["most"]),
+            called=called,
+            ready=row["ready"],
         )
 
 
 class PoolCounts(NamedTuple):
-    """Programs of pools: those that wait, those that were started, and how many more are to
-    wait.
+    """Programs of pools: those that wait hollow, those that wait ready, those that were started,
+    and how many more are to wait.
     """
 
     waiting: int = 0
+    ready: int = 0
     running: int = 0
     missing: int = 0
 

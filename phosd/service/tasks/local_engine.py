@@ -218,6 +218,9 @@ class NodeEngine(UsersFiles):
         options = _chosen(SwapOptions, request, caller=caller, limits=self._limits)
         swap(self._node, leaving, coming, options, progress)
 
+    def ready(self) -> set[str]:
+        return self._node.readied.images()
+
     def divided(self, gpu: int) -> str:
         return divided(gpu)
 

@@ -1,9 +1,6 @@
 """Keep programs of an image ready to be started: pools."""
 
 import asyncio
-import contextlib
-import logging
-import secrets
 import time
 from collections.abc import Callable, Iterator
 
@@ -11,32 +8,27 @@ from phosd.engine.image.manifest import Manifest
 from phosd.engine.job.progress import Progress
 from phosd.engine.system import procfs
 from phosd.engine.system.procfs import ProcessId
-from phosd.errors import Busy, Cancelled, NoSuchProcess, PhosError, in_one_text
-from phosd.service.history.events import Event, Severity
+from phosd.errors import Busy, NoSuchProcess, PhosError
 from phosd.service.history.history import History
 from phosd.service.jobs.engine import Engine
 from phosd.service.jobs.options import PoolRequest, RestoreRequest, ResumeRequest
 from phosd.service.jobs.pool import Member, Pool, PoolCounts
 from phosd.service.jobs.table import Job, JobTable, Outcome, Task
 from phosd.service.process_identity import ancestors, key_of
-from phosd.service.tasks.kept_pool import KeptPool
+from phosd.service.tasks.kept_pool import KeptPool, clone_name
+from phosd.service.tasks.pool_filler import HOLLOW, READY, PoolFiller
 from phosd.units import counted
 
 MOST_POOLS = 16
 """Pools of one user."""
-HOLLOW, IMAGE = "hollow", "image"
-"""What a program was started from."""
-_LOOK_SECONDS = 2.0
-"""Seconds between two looks whether programs of a pool have ended."""
+IMAGE = "image"
+"""What a program was started from if none waited."""
 _TURN_SECONDS = 0.02
-_FIRST_DELAY, _MOST_DELAY = 2.0, 300.0
-"""Seconds until a program is made again after a failure; they double with each."""
-_log = logging.getLogger(__name__)
 
 
 class Pools:
     """The pools of this node, and what keeps them filled. ``write_down`` writes a job's journal
-    record. Use it on the event loop only.
+    record, and ``told`` is called whenever a pool may have changed. Use it on the event loop only.
     """
 
     def __init__(
@@ -45,11 +37,14 @@ class Pools:
         history: History,
         jobs: JobTable,
         write_down: Callable[[Job], None],
+        told: Callable[[KeptPool], None],
     ) -> None:
         self._engine = engine
         self._history = history
         self._jobs = jobs
         self._write_down = write_down
+        self._told = told
+        self._filler = PoolFiller(engine, history, jobs, write_down, told)
         self._pools: dict[str, KeptPool] = {}
         self._keepers: dict[str, asyncio.Task[None]] = {}
 
@@ -69,7 +64,7 @@ class Pools:
     def write_again(self) -> None:
         """Record all pools again in a new history file."""
         for kept in self._pools.values():
-            self._record(kept)
+            self._filler.record(kept)
 
     def __iter__(self) -> Iterator[KeptPool]:
         return (each for each in self._pools.values() if not each.removed)
@@ -78,9 +73,10 @@ class Pools:
         """Return how many programs there are of all pools. Other threads may call it, too."""
         kept = tuple(self._pools.values())
         return PoolCounts(
-            waiting=sum(len(each.waiting) for each in kept),
+            waiting=sum(len(each.resting) - len(each.are_ready) for each in kept),
+            ready=sum(len(each.are_ready) for each in kept),
             running=sum(len(each.started) for each in kept),
-            missing=sum(max(0, each.pool.hollow - len(each.waiting)) for each in kept),
+            missing=sum(max(0, each.pool.waiting - len(each.resting)) for each in kept),
         )
 
     def of(self, pid: int) -> str:
@@ -113,13 +109,14 @@ class Pools:
                 hint="end one (`phos pool rm`)",
             )
         self._keep(KeptPool(pool))
-        self._record(self._pools[pool.name])
+        self._filler.record(self._pools[pool.name])
 
     def scale(self, name: str, request: PoolRequest) -> None:
         """Change how many programs of a pool wait, and how many there may be."""
         kept = self._named(name)
         kept.pool = kept.pool.scaled(request)
-        self._record(kept)
+        self._filler.record(kept)
+        self._told(kept)
         kept.wake.set()
 
     async def remove(self, name: str) -> None:
@@ -127,15 +124,16 @@ class Pools:
         kept = self._named(name)
         with kept.lock:
             kept.removed = True
+        self._told(kept)
         keeper = self._keepers.pop(name)
         keeper.cancel()
         await asyncio.gather(keeper, return_exceptions=True)
         if kept.job is not None and not kept.job.state.ended:
             self._jobs.cancel(kept.job)
             await self._jobs.wait(kept.job)
-        await asyncio.to_thread(self._look, kept)
-        while (member := _taken(kept)) is not None:
-            await asyncio.to_thread(self._end, member, kept.pool.owner)
+        await asyncio.to_thread(self._filler.look, kept)
+        while (member := kept.taken()) is not None:
+            await asyncio.to_thread(self._filler.end, member, kept.pool.owner)
         self._history.pools.forget(name)
         del self._pools[name]
 
@@ -150,6 +148,7 @@ class Pools:
         def over() -> None:
             kept.starting -= 1
             kept.wake.set()
+            self._told(kept)
 
         def work(progress: Progress) -> Outcome:
             try:
@@ -174,12 +173,13 @@ class Pools:
 
     def _started(self, kept: KeptPool, progress: Progress) -> Outcome:
         pool = kept.pool
-        self._look(kept)
+        self._filler.look(kept)
         while (member := self._next(kept, progress)) is not None:
             process, back = member.process, list[Member]()
+            level = READY if member.suspension in self._engine.ready() else HOLLOW
             try:
                 self._engine.resume(process.pid, ResumeRequest(), pool.owner, progress)
-                return self._runs(kept, process, HOLLOW)
+                return self._runs(kept, process, level)
             except NoSuchProcess as error:  # it has died in its sleep
                 progress.note(f"process {process.pid} of the pool is gone: {error}")
             except PhosError:
@@ -190,7 +190,7 @@ class Pools:
                     kept.resuming -= 1
                     kept.waiting[:0] = back
         try:
-            request = RestoreRequest(clone=_clone_name(pool))
+            request = RestoreRequest(clone=clone_name(pool))
             pid = self._engine.restore(pool.image, request, pool.owner, progress)
             return self._runs(kept, procfs.process_id(pid), IMAGE)
         finally:
@@ -207,11 +207,11 @@ class Pools:
                     raise _removed(kept.pool.name)
                 if kept.waiting and kept.room >= 0:
                     kept.resuming += 1
-                    return kept.waiting.pop(0)
-                if kept.room > 0:
+                    return kept.soonest()
+                if kept.room > 0 and not kept.readying:
                     kept.restoring += 1
                     return None
-                if not kept.making or kept.room < 0:
+                if not (kept.making or kept.readying) or kept.room < 0:
                     raise _full(kept)
             progress.check()
             time.sleep(_TURN_SECONDS)
@@ -221,111 +221,15 @@ class Pools:
             return Outcome("", level)
         with kept.lock:
             kept.started.append(process)
-        self._record(kept)
-        return Outcome(str(process.pid), level, process=key_of(process.pid))
-
-    def _end(self, member: Member, owner: int) -> None:
-        pid = member.process.pid
-        try:
-            self._engine.end_suspended(pid, owner, Progress())
-        except PhosError as error:
-            _log.warning("process %d of a pool could not be ended: %s", pid, error)
-
-    # Filling
+        self._filler.record(kept)
+        made_of = kept.pool.image if level == IMAGE else ""
+        return Outcome(str(process.pid), level, process=key_of(process.pid), made_of=made_of)
 
     def _keep(self, kept: KeptPool) -> None:
         self._pools[kept.pool.name] = kept
-        keeper = asyncio.get_running_loop().create_task(self._fill(kept))
+        self._told(kept)
+        keeper = asyncio.get_running_loop().create_task(self._filler.fill(kept))
         self._keepers[kept.pool.name] = keeper
-
-    async def _fill(self, kept: KeptPool) -> None:
-        """Make a program whenever one is missing, and end one whenever there is one too many."""
-        delay = _FIRST_DELAY
-        while True:
-            kept.wake.clear()
-            await asyncio.to_thread(self._look, kept)
-            pause = _LOOK_SECONDS
-            if len(kept.waiting) > kept.wanted:
-                if (member := _taken(kept)) is not None:
-                    await asyncio.to_thread(self._end, member, kept.pool.owner)
-                    self._record(kept)
-                continue
-            if len(kept.waiting) < kept.wanted and (clone := _reserved(kept)):
-                try:
-                    await self._make(kept, clone)
-                    delay, kept.trouble = _FIRST_DELAY, ""
-                    continue
-                except Cancelled:
-                    pause = delay
-                except PhosError as error:
-                    self._tell(kept, in_one_text(error))
-                    pause, delay = delay, min(2 * delay, _MOST_DELAY)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(pause):
-                    await kept.wake.wait()
-
-    async def _make(self, kept: KeptPool, clone: str) -> None:
-        """Restore a hollow program of the pool's image, for which there is room."""
-        try:
-            await self._made(kept, clone)
-        finally:
-            with kept.lock:
-                kept.making.discard(clone)
-
-    async def _made(self, kept: KeptPool, clone: str) -> None:
-        pool = kept.pool
-        manifest = await asyncio.to_thread(self._engine.image, pool.image)
-        request = RestoreRequest(clone=clone, hollow=True)
-
-        def work(progress: Progress) -> Outcome:
-            pid = self._engine.restore(pool.image, request, pool.owner, progress)
-            with kept.lock:  # noted here: phosd may be ending
-                kept.waiting += self._suspended(pid)
-                kept.making.discard(clone)
-            self._record(kept)
-            return Outcome(str(pid), HOLLOW, process=key_of(pid))
-
-        task = Task(
-            *("restore", pool.image, pool.owner, frozenset((f"image {pool.image}",)), work),
-            queue=True,
-            gpus=frozenset(gpu.ordinal for gpu in manifest.gpus),
-            called=manifest.called,
-        )
-        kept.job = self._jobs.submit(task, self._write_down)
-        await self._jobs.result(kept.job)
-
-    def _suspended(self, pid: int) -> list[Member]:
-        """Return the suspended program of a pid, if it is still suspended."""
-        found = (each for each in self._engine.suspended() if each.pid == pid)
-        return [Member(ProcessId(each.pid, each.start_time), each.image) for each in found][:1]
-
-    def _look(self, kept: KeptPool) -> None:
-        """Leave out programs that have ended. One whose user has resumed it counts as started, also
-        when it was suspended since: what waits does so in the suspension in which it was made.
-        """
-        resting = {each.image for each in self._engine.suspended()}
-        with kept.lock:
-            before = kept.members
-            awake = [each.process for each in kept.waiting if each.suspension not in resting]
-            kept.waiting = [each for each in kept.waiting if each.suspension in resting]
-            kept.started = [
-                each for each in (*kept.started, *awake) if procfs.process_id(each.pid) == each
-            ]
-            changed = kept.members != before
-        if changed:
-            self._record(kept)
-
-    def _record(self, kept: KeptPool) -> None:
-        with kept.lock:  # held: it may be removed meanwhile
-            if not kept.removed:
-                self._history.pools.record(kept.pool, kept.members)
-
-    def _tell(self, kept: KeptPool, text: str) -> None:
-        if text != kept.trouble:
-            kept.trouble = text
-            said = f"no program of it could be made: {text}"
-            event = Event("pool", kept.pool.name, said, Severity.WARNING, kept.pool.owner)
-            self._history.event(event)
 
     def _named(self, name: str) -> KeptPool:
         kept = self._pools.get(name)
@@ -349,22 +253,3 @@ def _full(kept: KeptPool) -> Busy:
 def pool_of(name: str, manifest: Manifest, request: PoolRequest) -> Pool:
     """Return a new pool of an image, which belongs to the owner of that."""
     return Pool(name, manifest.owner, manifest.id, called=manifest.called).scaled(request)
-
-
-def _taken(kept: KeptPool) -> Member | None:
-    """Take the program out that has waited longest; None if none waits."""
-    with kept.lock:
-        return kept.waiting.pop(0) if kept.waiting else None
-
-
-def _reserved(kept: KeptPool) -> str:
-    """Count one more that is being made, if there is room for it. Returns its name, or nothing."""
-    with kept.lock:
-        if kept.room <= 0:
-            return ""
-        kept.making.add(clone := _clone_name(kept.pool))
-        return clone
-
-
-def _clone_name(pool: Pool) -> str:
-    return f"{pool.name[:23]}-{secrets.token_hex(4)}"

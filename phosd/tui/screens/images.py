@@ -8,7 +8,7 @@ from phosd.client.text import WITHIN
 from phosd.tui.actions import Action, bindings
 from phosd.tui.names import image_cell, image_name
 from phosd.tui.node import Node
-from phosd.tui.screens import image_work
+from phosd.tui.screens import image_work, pool_work
 from phosd.tui.screens.base import NodeScreen
 from phosd.tui.screens.image import ImageScreen
 from phosd.tui.text import Cell, command_line, human_bytes, plain, seconds, since
@@ -125,6 +125,10 @@ class ImagesScreen(NodeScreen):
     def action_note(self) -> None:
         if self.table.current is not None:
             image_work.write_note(self, self.table.current)
+
+    def action_make_pool(self) -> None:
+        if self.table.current is not None:
+            pool_work.make(self, self.table.current)
 
     def action_delete(self) -> None:
         image_work.delete(self, self.table.chosen)

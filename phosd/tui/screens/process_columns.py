@@ -16,6 +16,7 @@ _STATES: dict[str, tuple[str, str]] = {
     "running": ("running", ""),
     "suspended": ("suspended", "accent"),
     "hollow": ("hollow", "accent"),
+    "ready": ("ready", "accent"),
     "asleep": ("asleep", "accent"),
 }
 PROTECTED = 5
@@ -79,7 +80,9 @@ class ProcessColumns:
     def _state(self, process: Process) -> Cell:
         job = self._node.job_of(str(process.pid))
         if job is None:
-            state = state_text(process.state, hollow=process.hollow, wakes=process.wakes)
+            state = state_text(
+                process.state, hollow=process.hollow, ready=process.ready, wakes=process.wakes
+            )
             return _STATES.get(state, (plain(state), "warn"))
         if job.state == "queued":
             return "◌ queued", "dim"

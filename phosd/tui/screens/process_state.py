@@ -28,7 +28,9 @@ def hints(process: Process, node: Node) -> list[str]:
     """Return what the user may do about its state."""
     if process.state == moving.SUSPENDED:
         called = " or a call" if process.wakes else ""
-        state = state_text(process.state, hollow=process.hollow, wakes=process.wakes)
+        state = state_text(
+            process.state, hollow=process.hollow, ready=process.ready, wakes=process.wakes
+        )
         return [f"{state}: {process.reason}; s{called} resumes it"]
     if standing([process], node):
         return ["stopped, and no job works on it: press b to resume it"]

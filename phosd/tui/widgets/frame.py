@@ -12,6 +12,8 @@ from phosd.tui.host import Host
 from phosd.tui.node import Contact, Node
 from phosd.tui.text import plain, since
 
+_CUT = 4
+"""Letters of a screen's title where there is no room for all."""
 _IMPATIENT = 2.0
 """Seconds after which an unanswered call is reported."""
 
@@ -42,20 +44,32 @@ class TopLine(Static):
         )
 
     def say(self, *texts: str) -> None:
-        """Redraw the line, with the first of these texts for which there is room."""
-        line = Text(no_wrap=True, overflow="crop")
-        self._ends = []
-        for number, (name, title) in enumerate(self.app.titles.items(), self.app.first_number):
-            here = name == self._current
-            line.append(f"{number}", "bold" if here else "")
-            line.append(f" {title} ", "bold reverse" if here else "")
-            self._ends.append((line.cell_len, name))
-        room = self.size.width - line.cell_len - 1
+        """Redraw the line, with the first of these texts for which there is room. The titles are
+        cut where there is none for the second of them.
+        """
+        line = self._titles(None)
+        if len([*texts[:2]][-1]) >= self._room(line):
+            line = self._titles(_CUT)
+        room = self._room(line)
         for right in texts:
             if len(right) < room:
                 line.append(right.rjust(room))
                 break
         self.update(line, layout=False)
+
+    def _room(self, line: Text) -> int:
+        return self.size.width - line.cell_len - 1
+
+    def _titles(self, most: int | None) -> Text:
+        """Return the numbers and titles of the screens, of ``most`` letters each."""
+        line = Text(no_wrap=True, overflow="crop")
+        self._ends = []
+        for number, (name, title) in enumerate(self.app.titles.items(), self.app.first_number):
+            here = name == self._current
+            line.append(f"{number}", "bold" if here else "")
+            line.append(f" {title[:most]} ", "bold reverse" if here else "")
+            self._ends.append((line.cell_len, name))
+        return line
 
     def on_click(self, event: events.Click) -> None:
         name = next((name for end, name in self._ends if event.x < end), None)

@@ -14,10 +14,10 @@ import pytest
 from phosd.engine.job.progress import Progress
 from phosd.engine.node import inspection
 from phosd.engine.node.node import Node, NodeConfig
-from phosd.engine.operations import resume as resumption
 from phosd.engine.operations.checkpoint import CheckpointOptions, checkpoint
 from phosd.engine.operations.migrate import MigrateOptions, migrate
 from phosd.engine.operations.resume import ResumeOptions, resume
+from phosd.engine.operations.run_again import Return
 from phosd.engine.operations.suspend import SuspendOptions, suspend
 from phosd.engine.recovery.rescue import bring_back
 from phosd.engine.recovery.startup import settle
@@ -104,7 +104,7 @@ def test_its_threads_stand_still(
         cgroups.set_frozen(homes[0], frozen=False)
 
         with monkeypatch.context() as patch:
-            patch.setattr(resumption, "_connected", _fails_once_it_goes_on(place))
+            patch.setattr(Return, "connect", _fails_once_it_goes_on(place))
             with pytest.raises(Busy, match="the driver is busy"):
                 resume(node, target.pid, ResumeOptions(), Progress())
         assert stands(place) and node.suspended.all() == [entry]

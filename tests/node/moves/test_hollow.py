@@ -1,9 +1,5 @@
 """Hollow programs: only their contexts are on their GPUs, so that they are back sooner."""
 
-import os
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,6 +22,7 @@ from phosd.errors import Busy, InvalidOption, Unsupported
 from tests.node.checkpoint_restore.conftest import Starter
 from tests.node.checkpoint_restore.cycle import Undisturbed, all_compute_right, computes_right
 from tests.node.checkpoint_restore.test_trouble import at_phase
+from tests.node.moves.killed_engine import killed_at
 from tests.node.moves.random_moves import gpus_of
 from tests.support.harness import Target
 
@@ -238,15 +235,6 @@ def test_the_engine_is_killed(
         "rise": ("resume", "ResumeOptions(hollow=True)"),
         "resume": ("resume", "ResumeOptions()"),
     }[action]
-    program = f"""
-import sys, pathlib
-from phosd.engine.operations.{module} import *
-from phosd.engine.node.node import Node, NodeConfig
-from phosd.engine.job.progress import Progress
-place = pathlib.Path(sys.argv[1])
-node = Node(NodeConfig(place / "state", place / "run"))
-{module}(node, int(sys.argv[2]), {options}, Progress())
-"""
     config = NodeConfig(place / "state", place / "run")
     target = start("shared_pair")
     target.wait_for_steps(3)
@@ -254,12 +242,7 @@ node = Node(NodeConfig(place / "state", place / "run"))
         with Node(config) as node:
             if action != "hollow" and not node.suspended.all():
                 suspend(node, target.pid, SuspendOptions(hollow=action != "rise"), Progress())
-        fault = os.environ | {"PHOS_FAULT": f"{module}-{point}:1:kill"}
-        words = [sys.executable, "-c", program, str(place), str(target.pid)]
-        log = place / "engine.log"
-        with log.open("ab") as said:  # not a pipe, which its movers would keep open
-            done = subprocess.run(words, env=fault, stderr=said, timeout=60)
-        assert done.returncode == -signal.SIGKILL, log.read_text()
+        killed_at(f"{module}-{point}", module, options, place, target.pid)
         with Node(config) as node:
             settle(node, [])
             asleep = node.suspended.all()

@@ -1,9 +1,5 @@
 """What happens while a program is suspended: its GPU is taken, phosd ends, and others come."""
 
-import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -21,6 +17,7 @@ from phosd.errors import Busy, Internal, NoSuchImage, OutOfMemory
 from tests.node.checkpoint_restore.conftest import Starter
 from tests.node.checkpoint_restore.cycle import Undisturbed, all_compute_right, computes_right
 from tests.node.checkpoint_restore.test_trouble import at_phase
+from tests.node.moves.killed_engine import killed_at
 from tests.node.moves.random_moves import gpus_of
 from tests.support.gpu_memory import taken
 from tests.support.harness import wait_until
@@ -121,16 +118,7 @@ def test_the_engine_is_killed(
     undisturbed: Undisturbed,
 ) -> None:
     """At every step. The next one finds it running, or suspended, and then resumes it."""
-    program = f"""
-import sys, pathlib
-from phosd.engine.operations.{action} import *
-from phosd.engine.node.node import Node, NodeConfig
-from phosd.engine.job.progress import Progress
-place = pathlib.Path(sys.argv[1])
-node = Node(NodeConfig(place / "state", place / "run"))
-options = SuspendOptions() if {action!r} == "suspend" else ResumeOptions("1")
-{action}(node, int(sys.argv[2]), options, Progress())
-"""
+    options = {"suspend": "SuspendOptions()", "resume": 'ResumeOptions("1")'}[action]
     config = NodeConfig(place / "state", place / "run")
     target = start("shared_pair")
     target.wait_for_steps(3)
@@ -138,12 +126,7 @@ options = SuspendOptions() if {action!r} == "suspend" else ResumeOptions("1")
         with Node(config) as node:
             if action == "resume" and not node.suspended.all():
                 suspend(node, target.pid, SuspendOptions(), Progress())
-        fault = os.environ | {"PHOS_FAULT": f"{action}-{point}:1:kill"}
-        words = [sys.executable, "-c", program, str(place), str(target.pid)]
-        log = place / "engine.log"
-        with log.open("ab") as said:  # not a pipe, which its movers would keep open
-            done = subprocess.run(words, env=fault, stderr=said, timeout=60)
-        assert done.returncode == -signal.SIGKILL, log.read_text()
+        killed_at(f"{action}-{point}", action, options, place, target.pid)
         with Node(config) as node:
             settle(node, [])
             asleep = node.suspended.all()

@@ -6,7 +6,7 @@ from typing import Any
 
 from phosd.bus import ROOT
 from phosd.client.errors import CommandError
-from phosd.client.records import Gpu, Image, Job, Manager, Phase, Process, Record
+from phosd.client.records import Gpu, Image, Job, Manager, Phase, Pool, Process, Record
 from phosd.tui.node import Contact, Node, Update
 
 NOW = 1_800_000_000.0
@@ -99,6 +99,21 @@ def image(image_id: str = "20270115T080000-5f3a", **changes: Any) -> Image:
         "stop_seconds": 0.84,
     }
     return Image(f"{ROOT}/image/{image_id.replace('-', '_2d')}", image_id, **(values | changes))
+
+
+def pool(name: str = "chat", **changes: Any) -> Pool:
+    values: dict[str, Any] = {
+        "owner": 0,
+        "owner_name": "root",
+        "image": "20270115T080000-5f3a",
+        "hollow": 2,
+        "ready": 1,
+        "max": 8,
+        "waiting": 3,
+        "waiting_ready": 1,
+        "running": 2,
+    }
+    return Pool(f"{ROOT}/pool/{name}", name, **(values | changes))
 
 
 def job(number: int = 1, **changes: Any) -> Job:

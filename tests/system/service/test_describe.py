@@ -22,6 +22,7 @@ PATHS = {
     "org.phos.Process1": f"/org/phos/process/_{os.getpid()}_1",
     "org.phos.Image1": "/org/phos/image/i",
     "org.phos.Job1": "/org/phos/job/_1",
+    "org.phos.Pool1": "/org/phos/pool/chat",
     "org.phos.Gpu1": path_of("gpu", "GPU-1234-ab"),
 }
 
@@ -33,6 +34,7 @@ def everything(service: Service) -> Service:
     service.engine.stored["i"] = manifest("i")
     for member in ("ListGPUs", "ListProcesses", "ListImages"):
         service.call(member)
+    service.call("CreatePool", "ssa{sv}", "chat", "i", 0)
     service.start("Checkpoint", "ua{sv}", os.getpid(), 0)
     return service
 

@@ -50,7 +50,7 @@ def test_the_manager_is_introspected_completely(service: Service) -> None:
         "CreatePool": ["ssa{sv}", ""],
         "ScalePool": ["sa{sv}", ""],
         "RemovePool": ["s", ""],
-        "ListPools": ["", "a(susuuuus)"],
+        "ListPools": ["", "a(susuuo)"],
         "StartPooled": ["sa{sv}", "o"],
         "Migrate": ["usa{sv}", "o"],
         "Suspend": ["ua{sv}", "o"],

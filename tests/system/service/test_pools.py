@@ -168,6 +168,81 @@ def test_deaths_bursts_and_bounds(bus: str, place: Path, target: Target) -> None
         assert not suspended(bus, place)
 
 
+def test_one_waits_ready(bus: str, place: Path, target: Target, undisturbed: Undisturbed) -> None:
+    """It starts first, and the next one that waits becomes it; a new phosd loads it again."""
+    port = free_port()
+    (place / "phosd.toml").write_text(f'metrics = "127.0.0.1:{port}"\n')
+
+    def states() -> list[str]:
+        return sorted(str(row["ready"]) for row in phos(bus, place, "pool", "ls", "chat"))
+
+    with phosd(bus, place):
+        image = str(phos(bus, place, "checkpoint", str(target.pid), "--end")[-1]["result"])
+        phos(
+            *(bus, place, "pool", "create", "chat", image),
+            *("--hollow", "1", "--ready", "1", "--max", "4"),
+        )
+        wait_for(bus, place, waiting=2, waiting_ready=1, trouble=None)
+        assert states() == ["False", "True"]
+        (ready,) = (row for row in phos(bus, place, "ps") if row["ready"])
+        assert ready["state"] == "suspended" and ready["hollow"] and ready["last_image"] == image
+        assert "on its GPUs already, as are its contexts (ready)" in str(ready["reason"])
+
+        done = phos(bus, place, "start", "chat")[-1]
+        assert (done["mode"], done["result"]) == ("ready", str(ready["pid"]))
+        phases: Any = done["phases"]
+        assert "load" not in [phase["name"] for phase in phases]
+        wait_for(bus, place, waiting=2, waiting_ready=1, running=1)
+        wait_until(lambda: scrape(port)["phosd_ready_programs", ()] == 1, "one that is ready")
+        told = scrape(port)
+        assert told["phosd_pool_programs", (("state", "ready"),)] == 1
+        assert told["phosd_pool_programs", (("state", "waiting"),)] == 1
+        assert told["phosd_start_seconds_count", (("level", "ready"),)] == 1
+
+        phos(bus, place, "pool", "scale", "chat", "--ready", "0")
+        wait_for(bus, place, waiting=1, waiting_ready=0)
+        phos(bus, place, "pool", "scale", "chat", "--ready", "2", "--hollow", "0")
+        wait_for(bus, place, waiting=2, waiting_ready=2)
+        phos(bus, place, "pool", "scale", "chat", "--ready", "1", "--hollow", "1")
+        wait_for(bus, place, waiting=2, waiting_ready=1)
+        assert states() == ["False", "False", "True"]  # with the one that runs
+        plan = phos(bus, place, "evacuate", "0", "--dry-run")
+        assert [
+            "`phos start chat` would bring it back there" in str(row["why"])
+            for row in plan
+            if row["action"] == "suspend"
+        ] == [True, True]
+        refused = phos_ended(bus, place, "pool", "ls", "none")
+        assert refused.returncode and "there is no pool none" in refused.stderr
+    with phosd(bus, place):
+        wait_for(bus, place, waiting=2, waiting_ready=1, running=1)
+        done = phos(bus, place, "start", "chat")[-1]
+        assert done["mode"] == "ready"
+        phos(bus, place, "pool", "rm", "chat")
+        rows = phos(bus, place, "ps")
+        assert {row["last_image"] for row in rows} == {image}
+        assert not [row for row in rows if row["state"] == "suspended"]
+    for log in place.glob("single.log.clone-chat-*"):
+        if _written_by(log, int(str(ready["pid"])), int(str(done["result"]))):
+            computes_on(log, undisturbed)
+
+
+def test_what_a_start_made_of_the_image_has_it_as_its_last_one(
+    bus: str, place: Path, target: Target
+) -> None:
+    """Before phosd is started again, and after."""
+    with phosd(bus, place):
+        image = str(phos(bus, place, "checkpoint", str(target.pid), "--end")[-1]["result"])
+        phos(bus, place, "pool", "create", "chat", image, "--hollow", "0", "--max", "2")
+        done = phos(bus, place, "start", "chat")[-1]
+        assert done["mode"] == "image"
+        (row,) = phos(bus, place, "ps")
+        assert row["last_image"] == image and str(row["pid"]) == done["result"]
+    with phosd(bus, place):
+        (row,) = phos(bus, place, "ps")
+        assert row["last_image"] == image
+
+
 def _written_by(log: Path, *pids: int) -> bool:
     for pid in pids:
         for descriptor in Path(f"/proc/{pid}/fd").iterdir():

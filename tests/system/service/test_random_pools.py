@@ -74,8 +74,12 @@ class Life:
             self.resting.discard(chosen)
 
     def scale(self) -> None:
-        hollow = str(self.chosen.randint(0, 2))
-        phos(self.bus, self.place, "pool", "scale", "chat", "--hollow", hollow)
+        sizes = {
+            "--hollow": str(self.chosen.randint(0, 2)),
+            "--ready": str(self.chosen.randint(0, 2)),
+        }
+        words = [word for option in sizes.items() for word in option]
+        phos(self.bus, self.place, "pool", "scale", "chat", *words)
 
     def _kill(self, process: ProcessId) -> None:
         os.kill(process.pid, signal.SIGKILL)
@@ -124,7 +128,7 @@ def test_a_pool_has_what_it_should(
         for each in sorted(life.resting):
             phos(bus, place, "resume", str(each.pid))
         hollow = MOST - len(life.started)
-        phos(bus, place, "pool", "scale", "chat", "--hollow", str(hollow))
+        phos(bus, place, "pool", "scale", "chat", "--hollow", str(hollow), "--ready", "0")
         wait_until(lambda: pool(bus, place)["waiting"] == hollow, "those that wait")
         assert len(suspended(bus, place)) == hollow
         phos(bus, place, "pool", "rm", "chat")

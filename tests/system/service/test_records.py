@@ -120,6 +120,8 @@ def test_migrations_run_once_and_are_recorded(tmp_path: Path) -> None:
         "m010_names",
         "m011_pools",
         "m012_sleepers",
+        "m013_ready",
+        "m014_made_of",
     ]
     assert {
         "_sqlite_migrations",
@@ -356,7 +358,7 @@ def test_what_earlier_checkpoints_of_a_process_came_to(tmp_path: Path) -> None:
 def test_what_a_process_was_restored_from_is_known_to_the_next_phosd(tmp_path: Path) -> None:
     history = History(tmp_path / "history.db")
     made = Job(1, Task("restore", "image-1", 0, frozenset(), lambda _: Outcome()), 1.0, ended=2.0)
-    made.outcome, made.state = Outcome("7", process="boot/7/70"), JobState.DONE
+    made.outcome, made.state = Outcome("7", process="boot/7/70", made_of="image-1"), JobState.DONE
     history.job(made)
     history.close()
     history = History(tmp_path / "history.db")

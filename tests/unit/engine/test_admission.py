@@ -19,6 +19,7 @@ from phosd.engine.node import staging as staging_module
 from phosd.engine.node.gpus import GpuInfo
 from phosd.engine.node.machine import require_same_machine
 from phosd.engine.node.node import Node, NodeConfig
+from phosd.engine.node.readied import ReadiedMemory
 from phosd.engine.operations import admission
 from phosd.engine.operations.admission import (
     DiskLimits,
@@ -225,7 +226,7 @@ def test_too_little_device_memory(monkeypatch: pytest.MonkeyPatch) -> None:
             asked.append(gpu)
             return Mover()
 
-    node = cast(Node, SimpleNamespace(movers=Movers()))
+    node = cast(Node, SimpleNamespace(movers=Movers(), readied=ReadiedMemory()))
     require_device_memory(node, {0: 1000, 1: 999, 2: 78 << 30})
     assert asked == [0, 1]
     with pytest.raises(OutOfMemory, match="GPU 1"):

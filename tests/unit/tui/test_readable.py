@@ -57,8 +57,8 @@ def test_every_word_stands_out(screen: str, light: bool) -> None:
 
 
 @pytest.mark.parametrize(("width", "readonly", "shown"), [
-    (60, False, "● phosd"), (60, True, "●"), (70, True, "● readonly"),
-    (80, True, "● phosd 0.1.0 readonly"), (80, False, "● phosd 0.1.0"),
+    (60, False, "● phosd"), (60, True, "● readonly"), (70, True, "● readonly"),
+    (80, True, "● readonly"), (90, True, "● phosd 0.1.0 readonly"), (80, False, "● phosd 0.1.0"),
 ])  # fmt: skip
 def test_with_whom_one_talks_is_told_as_far_as_there_is_room(
     width: int, readonly: bool, shown: str

@@ -6,9 +6,9 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, Self
 
 from phosd.engine.job.progress import Beside, Progress
+from phosd.engine.node.loaded_memory import LoadedMemory
 from phosd.engine.operations.restore.cpu_side import CpuSide
 from phosd.engine.operations.restore.left_hollow import Shelved
-from phosd.engine.operations.restore.load import LoadedMemory
 from phosd.errors import Internal
 
 Memory = LoadedMemory | Shelved

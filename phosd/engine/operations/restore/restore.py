@@ -20,6 +20,7 @@ from phosd.engine.job.checks import Check, Finding, findings, require_all
 from phosd.engine.job.progress import Progress
 from phosd.engine.job.rollback import Undo
 from phosd.engine.node.image_placement import ImagePlacement
+from phosd.engine.node.loaded_memory import LoadedMemory
 from phosd.engine.node.node import Node
 from phosd.engine.operations.admission import UNLIMITED, DiskLimits
 from phosd.engine.operations.move_checks import require_shareable
@@ -28,7 +29,7 @@ from phosd.engine.operations.restore.beside_criu import BesideCriu
 from phosd.engine.operations.restore.cpu_side import CpuSide
 from phosd.engine.operations.restore.image_gpus import blocks_need, place, placed_image
 from phosd.engine.operations.restore.left_hollow import Shelved, shelved
-from phosd.engine.operations.restore.load import LoadedMemory, loaded
+from phosd.engine.operations.restore.load import loaded
 from phosd.engine.operations.restore.options import RestoreOptions
 from phosd.engine.program import driver_checkpoint
 from phosd.engine.program.process import placed
