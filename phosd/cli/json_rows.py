@@ -179,6 +179,7 @@ class ProgramRow(TypedDict):
     gpus: list[int]
     device_bytes: int
     state: str
+    levels: list[str]
     protection: str
     image: str | None
     image_created: Time | None

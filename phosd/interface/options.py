@@ -43,7 +43,7 @@ class JobOptions(TypedDict, total=False):
         str,
         Said(
             "A word of the caller's choice: a call that the same user repeats with it returns the "
-            "same job.",
+            "same job, as long as this phosd runs. After a restart look in the history first.",
             "",
         ),
     ]

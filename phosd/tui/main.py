@@ -43,7 +43,7 @@ def main(bus: str, nodes: tuple[str, ...], readonly: bool, light: bool, no_color
 
     \b
     Keys:
-      1 ... 6    the screens: Processes, Jobs, Images, History, GPUs, Log
+      1 ... 7    the screens: Processes, Jobs, Images, History, GPUs, Log, Pools
       arrows     move; space marks, / filters, o sorts by the next column
       c          checkpoint the process under the cursor, or all that are marked
       enter      more about what is under the cursor

@@ -43,6 +43,8 @@ def pool(
     """
     _require_words(action, name, image)
     wanted = {key: value for key, value in given.items() if value is not None}
+    if wanted and action in ("ls", "rm"):
+        raise click.UsageError(f"{action} takes no --{next(iter(wanted))}")
     if action == "ls":
         if name is None:
             _list(settings)

@@ -15,7 +15,7 @@ from phosd.client.errors import Exit
 from phosd.client.past import past_job
 from phosd.client.records import Image, Job, Process, records_of
 from phosd.client.storage import Storage
-from phosd.client.text import human_bytes, since
+from phosd.client.text import human_bytes, since, state_text
 from phosd.client.times import time_text
 from phosd.client.users import user_name
 from phosd.errors import Internal
@@ -72,7 +72,7 @@ def status(settings: Settings) -> None:
             "NEXT": lambda row: _next(row["next_in"], row["protection"]),
             "STOP": lambda row: f"{row['stop_seconds']:.2f} s" if row["stop_seconds"] else "",
             "RESTARTED": lambda row: f"by {row['restarter'] or 'hand'}" if row["pids"] else "",
-            "STATE": lambda row: row["state"],
+            "STATE": lambda row: ", ".join(row["levels"]),
             "TROUBLE": lambda row: row["trouble"] or ("" if row["pids"] else _to_go_on(row)),
         },
         spare=("STOP", "EVERY", "USER", "MEMORY", "RESTARTED", "NEXT"),
@@ -157,6 +157,12 @@ def _next(seconds: float | None, protection: Protection) -> str:
     return "late" if protection is Protection.LATE else f"in {since(0.0, max(0.0, seconds))}"
 
 
+def _level(process: Process) -> str:
+    return state_text(
+        process.state, hollow=process.hollow, ready=process.ready, wakes=process.wakes
+    )
+
+
 def _row(program: Program, found: Managed, now: float) -> dict[str, Any]:
     pids = {each.pid for each in program.processes}
     gpus = {
@@ -174,6 +180,7 @@ def _row(program: Program, found: Managed, now: float) -> dict[str, Any]:
         "gpus": sorted(gpus),
         "device_bytes": program.device_bytes,
         "state": program.state,
+        "levels": sorted({_level(each) for each in program.processes}),
         "restarter": program.restarter or None,
         "protection": program.protection,
         "image": image.id if image is not None else None,

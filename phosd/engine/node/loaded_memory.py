@@ -77,6 +77,10 @@ class LoadedMemory:
             total[gpu] += size
         return dict(total)
 
+    def bytes_of(self, pid: int) -> int:
+        """Return the bytes of the blocks of a process."""
+        return sum(each.size for each in self._pieces if each.process.pid == pid)
+
     def belongs_to(self, ids: Mapping[int, int]) -> None:
         """Take the pids that the processes have now, by those that they were saved with."""
         self._pieces = [

@@ -156,9 +156,8 @@ class Node:
         )
         self._listed = {known.pid: known for known in found}
         away = {pid: each for each in self.suspended.living() for pid in each.pids}
-        ready = self.readied.images()
         return [
-            _suspended(each, program, ready=program.image in ready)
+            _suspended(each, program, self.readied.bytes_of(program, each.pid))
             if (program := away.get(each.pid))
             else each
             for each in found
@@ -194,24 +193,24 @@ def _memory_tier(config: NodeConfig) -> MemoryTier | None:
     return MemoryTier(folder, config.memory_tier)
 
 
-def _suspended(found: GpuProcess, program: Suspended, *, ready: bool) -> GpuProcess:
+def _suspended(found: GpuProcess, program: Suspended, ready: int | None) -> GpuProcess:
     place = "host memory" if program.where == "memory" else "a file on the disk"
     # In MiB, as nvidia-smi has the memory of a GPU.
     sizes = sorted(program.device_bytes.items())
     needed = [f"{size >> 20} MiB on GPU {gpu}" for gpu, size in sizes]
     needs = f"; to be resumed its program needs {' and '.join(needed)}" if needed else ""
     contexts = ", and its contexts stay on its GPUs (hollow)" if program.hollow else ""
-    if ready:
+    if ready is not None:
         contexts, needs = ", and on its GPUs already, as are its contexts (ready)", ""
     return replace(
         found,
         state="suspended",
         gpus=program.gpus if program.hollow else (),
-        device_bytes=0,
+        device_bytes=ready or 0,
         hook_state="hooked",
         reason=f"its device memory is in {place}{contexts}{needs}",
         away=Away(
             *(program.image, program.where, program.stored_bytes, program.since, program.hollow),
-            ready=ready,
+            ready=ready is not None,
         ),
     )

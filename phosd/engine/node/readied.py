@@ -83,6 +83,12 @@ class ReadiedMemory:
         with self._lock:
             return {name for name, each in self._ready.items() if each.memory.intact}
 
+    def bytes_of(self, program: Suspended, pid: int) -> int | None:
+        """Return the bytes that a process has on the GPUs, if its program is ready."""
+        with self._lock:
+            ready = self._ready.get(program.image)
+        return ready.memory.bytes_of(pid) if ready is not None and ready.memory.intact else None
+
     def let_go_of_the_dead(self) -> None:
         """Free the memory of programs that have ended."""
         self._close(lambda each: not each.program.alive)

@@ -63,7 +63,10 @@ def plan(
     for user in sorted(users, key=lambda each: (-each.bytes, each.process.pid)):
         process, needed = user.process, user.bytes + context
         if process.away is not None and process.away.hollow:
-            why = "it is hollow, so its contexts are there"
+            level = (
+                "ready, so its memory is" if process.away.ready else "hollow, so its contexts are"
+            )
+            why = f"it is {level} there"
             steps.append(Step(user, EvacuationOutcome.SUSPEND, why))
             continue
         if obstacle := _obstacle(process):

@@ -294,6 +294,7 @@ def _job_record(job: ServiceJob) -> Job:
         operation=task.operation,
         target=task.target,
         state=str(job.state),
+        error=job.error.code if job.error is not None else "",
     )
 
 

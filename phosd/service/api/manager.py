@@ -29,7 +29,7 @@ from phosd.service.jobs.table import Job, JobTable
 from phosd.service.tasks.analyses import Analyses
 from phosd.service.tasks.own_checkpoints import OwnCheckpoints
 from phosd.service.tasks.periodic import Periodic
-from phosd.service.tasks.pools import Pools
+from phosd.service.tasks.pools import Pools, told_of_start
 from phosd.service.tasks.runtime_checkpoints import RuntimeCheckpoints
 from phosd.service.tasks.sleepers import Sleepers
 
@@ -83,8 +83,11 @@ class Manager:
         except (PhosError, OSError) as error:
             _log.error("what an earlier phosd left is not settled: %s; see `phos doctor`", error)
             return
+        resting = {pid for each in self.engine.suspended() for pid in each.pids}
         for record in records:
             done = said.get(record.job, "the machine was started anew, so its processes are gone")
+            if record.operation == "start" and record.job in said:
+                done = told_of_start(record, done, resting)
             _log.warning("job %d was interrupted: %s", record.job, done)
             self.history.interrupted(record, done)
         self.history.settle(time.time())

@@ -1,7 +1,7 @@
 """Start jobs that move processes off and onto GPUs, plan evacuations, and recover processes."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from phosd.engine.image.called import Called
@@ -22,6 +22,7 @@ from phosd.service.dbus.polkit import Action, Rights
 from phosd.service.dbus.query_pool import QueryPool
 from phosd.service.dbus.spec import method
 from phosd.service.jobs.engine import Programs
+from phosd.service.jobs.job import moved_text
 from phosd.service.jobs.options import (
     MigrateRequest,
     ResumeRequest,
@@ -90,7 +91,7 @@ class Moves:
         def work(progress: Progress) -> Outcome:
             require_same(target)
             moved = self._engine.migrate(target.pid, destination, options, acting, progress)
-            return Outcome(_mapping(moved))
+            return Outcome(moved_text(moved))
 
         move = _Move("migrate", (target,), options, options.mode, destination)
         return job_path(self._begin(caller, move, work))
@@ -133,10 +134,16 @@ class Moves:
         def work(progress: Progress) -> Outcome:
             require_same(target)
             with self._sleepers.left_alone(target.id) as sleeper:
+                if sleeper is not None and (options.hollow or options.ready):
+                    raise InvalidOption(
+                        f"process {target.pid} is resumed when somebody calls it, and would stand "
+                        "still then",
+                        hint=f"`phos resume {target.pid}` ends that",
+                    )
                 if sleeper is not None and not sleeper.suspension:  # it is to stay awake
-                    return Outcome(_mapping({gpu: gpu for gpu in sleeper.gpus}))
+                    return Outcome(moved_text({gpu: gpu for gpu in sleeper.gpus}))
                 moved = self._engine.resume(target.pid, options, acting, progress)
-            return Outcome(_mapping(moved))
+            return Outcome(moved_text(moved))
 
         move = _Move("resume", (target,), options, destination=options.gpu)
         return job_path(self._begin(caller, move, work))
@@ -333,11 +340,6 @@ def _require_thawed(pid: int) -> None:
             f"process {pid} is frozen, with its cgroup {path}",
             hint="ask before it is frozen, or thaw it (`scontrol resume`), and try again",
         )
-
-
-def _mapping(moved: Mapping[int, int]) -> str:
-    """Format GPU ordinals, old to new, as ``0:1,1:0``."""
-    return ",".join(f"{old}:{new}" for old, new in sorted(moved.items()))
 
 
 def _told(gpu: int, step: Step, besides: list[str]) -> StepRow:

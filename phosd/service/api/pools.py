@@ -57,6 +57,7 @@ class PoolMethods:
     async def list_pools(self, caller: Caller) -> list[PoolRow]:
         """List the pools that the caller may see."""
         everybody = await self._rights.inspects(caller)
+        await self._pools.look()
         return [
             (
                 *(each.pool.name, each.pool.owner, each.pool.image),

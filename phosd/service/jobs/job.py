@@ -3,7 +3,7 @@
 import asyncio
 import enum
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from phosd.engine.image.called import Called
@@ -39,6 +39,11 @@ class Outcome:
     process: str = ""
     made_of: str = ""
     called: Called = field(default_factory=Called)
+
+
+def moved_text(moved: Mapping[int, int]) -> str:
+    """Return the result of a job that has moved a program: GPU ordinals, as ``0:1,1:0``."""
+    return ",".join(f"{old}:{new}" for old, new in sorted(moved.items()))
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from phosd.errors import Cancelled, NoSuchProcess, PhosError, in_one_text
 from phosd.service.history.events import Event, Severity
 from phosd.service.history.history import History
 from phosd.service.jobs.engine import Engine
+from phosd.service.jobs.job import moved_text
 from phosd.service.jobs.options import RestoreRequest, ResumeRequest, SuspendRequest
 from phosd.service.jobs.pool import Member
 from phosd.service.jobs.table import Job, JobTable, Outcome, Task
@@ -63,7 +64,10 @@ class PoolFiller:
             except Cancelled:
                 pause = delay
             except PhosError as error:
-                self._tell(kept, in_one_text(error))
+                what = "it cannot be filled"
+                if len(kept.waiting) >= kept.wanted:
+                    what = "no more of its programs can be ready"
+                self._tell(kept, what, in_one_text(error))
                 self._told(kept)
                 pause, delay = delay, min(2 * delay, _MOST_DELAY)
             with contextlib.suppress(TimeoutError):
@@ -125,9 +129,10 @@ class PoolFiller:
     async def _load(self, kept: KeptPool, member: Member) -> bool:
         """Make a hollow program ready. Returns whether it is: it may have been started before."""
 
-        def load(progress: Progress) -> None:
+        def load(progress: Progress) -> str:
             pid = member.process.pid
-            self._engine.resume(pid, ResumeRequest(ready=True), kept.pool.owner, progress)
+            moved = self._engine.resume(pid, ResumeRequest(ready=True), kept.pool.owner, progress)
+            return moved_text(moved)
 
         await self._moved(kept, member, "resume", READY, load)
         return member.suspension in await asyncio.to_thread(self._engine.ready)
@@ -135,9 +140,9 @@ class PoolFiller:
     async def _unload(self, kept: KeptPool, member: Member) -> None:
         """Make a program that is ready hollow."""
 
-        def unload(progress: Progress) -> None:
+        def unload(progress: Progress) -> str:
             pid = member.process.pid
-            self._engine.suspend(pid, SuspendRequest(hollow=True), kept.pool.owner, progress)
+            return self._engine.suspend(pid, SuspendRequest(hollow=True), kept.pool.owner, progress)
 
         await self._moved(kept, member, "suspend", HOLLOW, unload)
 
@@ -147,21 +152,22 @@ class PoolFiller:
         member: Member,
         operation: str,
         level: str,
-        act: Callable[[Progress], None],
+        act: Callable[[Progress], str],
     ) -> None:
         """Bring a program that waits to another level, in a job."""
         pid = member.process.pid
         found = await asyncio.to_thread(self._suspended, pid)
 
         def work(progress: Progress) -> Outcome:
+            done = ""
             with kept.moving(member) as there:
                 if there:
                     try:
-                        act(progress)
+                        done = act(progress)
                     except NoSuchProcess as error:  # as whoever looks next finds, too
                         progress.note(f"process {pid} of the pool is gone: {error}")
                     kept.ready = self._engine.ready()
-            return Outcome(str(pid), level, process=key_of(pid))
+            return Outcome(done, level, process=key_of(pid))
 
         task = Task(
             *(operation, str(pid), kept.pool.owner, frozenset((claim_of(pid),)), work),
@@ -208,9 +214,10 @@ class PoolFiller:
             if not kept.removed:
                 self._history.pools.record(kept.pool, kept.members)
 
-    def _tell(self, kept: KeptPool, text: str) -> None:
-        if text != kept.trouble:
-            kept.trouble = text
-            said = f"it cannot be filled: {text}"
+    def _tell(self, kept: KeptPool, what: str, why: str) -> None:
+        """Note why something cannot be, and tell it once."""
+        if why != kept.trouble:
+            kept.trouble = why
+            said = f"{what}: {why}"
             event = Event("pool", kept.pool.name, said, Severity.WARNING, kept.pool.owner)
             self._history.event(event)

@@ -2,9 +2,10 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 from phosd.engine.image.manifest import Manifest
+from phosd.engine.job.journal import JobRecord
 from phosd.engine.job.progress import Progress
 from phosd.engine.system import procfs
 from phosd.engine.system.procfs import ProcessId
@@ -69,6 +70,12 @@ class Pools:
     def __iter__(self) -> Iterator[KeptPool]:
         return (each for each in self._pools.values() if not each.removed)
 
+    async def look(self) -> None:
+        """Look which programs of all pools live, and which are ready."""
+        for kept in list(self):
+            await asyncio.to_thread(self._filler.look, kept)
+            self._told(kept)
+
     def counts(self) -> PoolCounts:
         """Return how many programs there are of all pools. Other threads may call it, too."""
         kept = tuple(self._pools.values())
@@ -76,7 +83,7 @@ class Pools:
             waiting=sum(len(each.resting) - len(each.are_ready) for each in kept),
             ready=sum(len(each.are_ready) for each in kept),
             running=sum(len(each.started) for each in kept),
-            missing=sum(max(0, each.pool.waiting - len(each.resting)) for each in kept),
+            missing=sum(max(0, each.wanted - len(each.resting)) for each in kept),
         )
 
     def of(self, pid: int) -> str:
@@ -253,3 +260,16 @@ def _full(kept: KeptPool) -> Busy:
 def pool_of(name: str, manifest: Manifest, request: PoolRequest) -> Pool:
     """Return a new pool of an image, which belongs to the owner of that."""
     return Pool(name, manifest.owner, manifest.id, called=manifest.called).scaled(request)
+
+
+def told_of_start(record: JobRecord, settled: str, resting: Collection[int]) -> str:
+    """Say what has come of a start that phosd did not survive, and of which nobody knows the pid.
+    ``settled``: what is said of other jobs; ``resting``: the processes that are suspended now.
+    """
+    known = record.affected.processes if record.affected is not None else ()
+    pids = [each.pid for each in known if each.start_time is not None]
+    if not pids:  # one was being restored
+        return settled
+    if {*resting} & {*pids}:
+        return f"no program of the pool was started; `phos start {record.target}` starts one"
+    return f"process {min(pids)} of the pool runs; `phos pool ls {record.target}` lists what does"

@@ -16,7 +16,7 @@ from tests.node.checkpoint_restore.cycle import AFTER, Undisturbed
 from tests.support.bus import busctl
 from tests.support.harness import Target, parse, start, wait_until
 from tests.support.service import MANAGER, ROOT
-from tests.system.service.test_end_to_end import NAME, phos, phos_ended, phosd
+from tests.system.service.test_end_to_end import NAME, phos, phos_ended, phosd, phosd_that_ends
 from tests.system.service.test_metrics import free_port, scrape
 
 __all__ = ["place", "undisturbed"]
@@ -187,6 +187,7 @@ def test_one_waits_ready(bus: str, place: Path, target: Target, undisturbed: Und
         (ready,) = (row for row in phos(bus, place, "ps") if row["ready"])
         assert ready["state"] == "suspended" and ready["hollow"] and ready["last_image"] == image
         assert "on its GPUs already, as are its contexts (ready)" in str(ready["reason"])
+        assert ready["device_bytes"]
 
         done = phos(bus, place, "start", "chat")[-1]
         assert (done["mode"], done["result"]) == ("ready", str(ready["pid"]))
@@ -219,14 +220,15 @@ def test_one_waits_ready(bus: str, place: Path, target: Target, undisturbed: Und
         done = phos(bus, place, "start", "chat")[-1]
         assert done["mode"] == "ready"
         phos(bus, place, "pool", "rm", "chat")
-        rows = phos(bus, place, "ps")
-        assert {row["last_image"] for row in rows} == {image}
-        assert not [row for row in rows if row["state"] == "suspended"]
+        ours = {ready["pid"], int(str(done["result"]))}
+        rows = [row for row in phos(bus, place, "ps") if row["pid"] in ours]
+        assert [(row["last_image"], row["state"]) for row in rows] == 2 * [(image, "running")]
     for log in place.glob("single.log.clone-chat-*"):
         if _written_by(log, int(str(ready["pid"])), int(str(done["result"]))):
             computes_on(log, undisturbed)
 
 
+@pytest.mark.rotated(of=4)
 def test_what_a_start_made_of_the_image_has_it_as_its_last_one(
     bus: str, place: Path, target: Target
 ) -> None:
@@ -236,11 +238,43 @@ def test_what_a_start_made_of_the_image_has_it_as_its_last_one(
         phos(bus, place, "pool", "create", "chat", image, "--hollow", "0", "--max", "2")
         done = phos(bus, place, "start", "chat")[-1]
         assert done["mode"] == "image"
-        (row,) = phos(bus, place, "ps")
+        (row,) = phos(bus, place, "pool", "ls", "chat")
         assert row["last_image"] == image and str(row["pid"]) == done["result"]
     with phosd(bus, place):
-        (row,) = phos(bus, place, "ps")
+        (row,) = phos(bus, place, "pool", "ls", "chat")
         assert row["last_image"] == image
+
+
+@pytest.mark.rotated(of=3)
+@pytest.mark.parametrize(
+    ("step", "came", "ready"),
+    [("resume-load", "none", 0), ("resume-control", "one", 1), ("resume-open", "one", 1)],
+)
+def test_a_start_that_phosd_does_not_survive(
+    step: str, came: str, ready: int, bus: str, place: Path, target: Target
+) -> None:
+    """The history says what has come of it, and the pool goes on."""
+    sizes = ["--ready", str(ready), "--hollow", str(1 - ready)]
+    with phosd(bus, place):
+        image = str(phos(bus, place, "checkpoint", str(target.pid), "--end")[-1]["result"])
+        phos(bus, place, "pool", "create", "chat", image, *sizes)
+        wait_for(bus, place, waiting=1, waiting_ready=ready)
+        (waiting,) = suspended(bus, place)
+    with (
+        phosd_that_ends(-signal.SIGKILL, bus, place, PHOS_FAULT=f"{step}:1:kill"),
+        ThreadPoolExecutor(1) as client,
+    ):
+        wait_for(bus, place, waiting=1, waiting_ready=ready)
+        assert client.submit(phos_ended, bus, place, "start", "chat").result().returncode
+    with phosd(bus, place):
+        (row,) = phos(bus, place, "history", "--operation", "start")
+        said = {
+            "none": "no program of the pool was started; `phos start chat` starts one",
+            "one": f"process {waiting} of the pool runs; `phos pool ls chat` lists what does",
+        }
+        assert row["state"] == "interrupted" and said[came] in str(row["message"])
+        wait_for(bus, place, waiting=1, waiting_ready=ready, running=int(came == "one"))
+        assert (waiting in suspended(bus, place)) == (came == "none")
 
 
 def _written_by(log: Path, *pids: int) -> bool:

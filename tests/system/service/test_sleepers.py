@@ -176,6 +176,22 @@ def test_it_falls_asleep_again(
         assert all("somebody has resumed or suspended it" in str(event["text"]) for event in told)
 
 
+def test_it_does_not_become_ready(bus: str, place: Path, server: Server) -> None:
+    """Whoever calls it would wait for ever."""
+    target = server("chat")
+    with phosd(bus, place):
+        phos(bus, place, "suspend", str(target.pid), "--idle", "1")
+        wait_for(bus, place, target, *ASLEEP)
+        refused = phos_ended(bus, place, "resume", str(target.pid), "--ready")
+        assert refused.returncode and "when somebody calls it, and would stand" in refused.stderr
+        assert state(bus, place, target) == ASLEEP
+        lines = phos_ended(bus, place, "--json", "status").stdout.splitlines()
+        (row,) = (each for each in map(json.loads, lines) if target.pid in each["pids"])
+        assert row["levels"] == ["asleep"]
+        with connected(place, "chat") as caller:
+            assert asked(caller)[0] == 0
+
+
 @pytest.mark.rotated(of=3)
 def test_who_works_is_left_awake(bus: str, place: Path, server: Server) -> None:
     target = server("chat")

@@ -17,7 +17,7 @@ from phosd import __version__
 from phosd.engine.image.manifest import CHUNK
 from phosd.engine.operations.admission import SizeOrShare
 from phosd.engine.program.away import Away
-from phosd.errors import Internal
+from phosd.errors import Busy, Internal, PhosError
 from phosd.service.api import gauges
 from phosd.service.api.gauges import Sources, register
 from phosd.service.api.views import ImageView, ProcessView, image_path, process_path
@@ -41,9 +41,9 @@ def program(pid: int, last: str = "", every: float = 0.0, **changes: Any) -> Pro
     return ProcessView(this_process(pid=pid, **changes), last, (), every, 0)
 
 
-def job(number: int, pid: int, state: JobState) -> Job:
+def job(number: int, pid: int, state: JobState, error: PhosError | None = None) -> Job:
     task = Task("checkpoint", str(pid), 0, frozenset(), lambda _: None)  # type: ignore[arg-type, return-value]
-    return Job(number, task, time.time(), state=state, error=Internal("x", hint="y"))
+    return Job(number, task, time.time(), state=state, error=error or Internal("x", hint="y"))
 
 
 def told(
@@ -91,6 +91,14 @@ def test_programs_are_counted_by_their_protection() -> None:
     none = told([], [])
     assert {none("programs", protection=word) for word in ("protected", "late", "failed")} == {0}
     assert none("most_overdue_seconds") == 0
+
+
+def test_what_was_asked_for_in_vain_is_no_failure() -> None:
+    """As `phos status` says of a checkpoint of a suspended program."""
+    refused = job(1, 1, JobState.FAILED, Busy("it is suspended", hint="resume it"))
+    asked = told([program(1, "old")], [image("old", 100.0)], (refused,))
+    assert asked("programs", protection="failed") == 0
+    assert asked("programs", protection="saved") == 1
 
 
 def test_what_is_suspended_is_not_overdue() -> None:
