@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from phosd.client.records import Process
 from phosd.plain_text import plain
 from phosd.units import age_text, human_bytes
 
@@ -11,6 +12,7 @@ __all__ = [
     "container_text",
     "figure",
     "human_bytes",
+    "level_of",
     "plain",
     "rate",
     "state_text",
@@ -42,6 +44,13 @@ def state_text(state: str, *, hollow: bool, ready: bool, wakes: bool) -> str:
     if wakes:
         return "asleep"
     return "ready" if ready else "hollow"
+
+
+def level_of(process: Process) -> str:
+    """Return what :func:`state_text` says of a process."""
+    return state_text(
+        process.state, hollow=process.hollow, ready=process.ready, wakes=process.wakes
+    )
 
 
 def container_text(container: Mapping[str, str]) -> str:

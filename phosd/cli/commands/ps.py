@@ -182,6 +182,7 @@ def _show(settings: Settings, path: str) -> None:
             **({"slurm job": _slurm_step(row)} if row["slurm_step"] else {}),
             "hook": row["hook"] + (f": {row['reason']}" if row["reason"] else ""),
             "state": _state(row) + _idle(row),
+            **({"pool": row["pool"]} if row["pool"] else {}),
             "memory": human_bytes(row["device_bytes"]),
             "last image": row["last_image"],
             "every": _every(row),

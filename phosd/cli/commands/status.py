@@ -3,25 +3,25 @@
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from phosd.bus import ERROR_PREFIX, CallError
 from phosd.cli.client import call, managed, no_process
 from phosd.cli.command import command
 from phosd.cli.settings import Settings
-from phosd.client.daemon import Managed
+from phosd.client.daemon import Managed, Properties
 from phosd.client.errors import Exit
 from phosd.client.past import past_job
 from phosd.client.records import Image, Job, Process, records_of
 from phosd.client.storage import Storage
-from phosd.client.text import human_bytes, since, state_text
+from phosd.client.text import human_bytes, level_of, since
 from phosd.client.times import time_text
 from phosd.client.users import user_name
 from phosd.errors import Internal
-from phosd.interface.methods import GPU, PROCESS
+from phosd.interface.methods import GPU, POOL, PROCESS
 from phosd.protection import TOLD, Program, Protection, ended, programs, running, without_program
-from phosd.units import duration_text
+from phosd.units import counted, duration_text
 
 _MOST = 2000
 """Jobs of the history that are looked at."""
@@ -43,8 +43,8 @@ def status(settings: Settings) -> None:
     Slurm job; `by hand` if phosd knows of nobody. TROUBLE is its last job that failed, unless such
     a job has succeeded since; `phos jobs JOB` tells all about it.
 
-    The exit code is 1 if a program is late, or failed, or was never saved, or if the images cannot
-    be looked at.
+    The exit code is 1 if a program is late, or failed, or was never saved, if a pool cannot be
+    filled, or if the images cannot be looked at.
 
     \b
     Examples:
@@ -81,7 +81,8 @@ def status(settings: Settings) -> None:
     )
     if unreachable:
         settings.note(f"phos: {unreachable}; what is shown of images is what was known before")
-    if unreachable or any(each.protection.needs_attention for each in all_programs):
+    troubled = any(each.protection.needs_attention for each in all_programs)
+    if unreachable or troubled or any(map(_lacks, found.of(POOL))):
         sys.exit(Exit.FAILED)
 
 
@@ -134,9 +135,25 @@ def _summarise(settings: Settings, found: list[Program], managed: Managed) -> No
             "programs": f"{running(found)}: {parts}" if found else "none",
             "gpus": f"{len(gpus)}, {human_bytes(used)} of {human_bytes(total)} used",
             "disk": _disk(Storage(*call(settings, "GetStorage"))),
+            **({"pools": _pools(pools)} if (pools := managed.of(POOL)) else {}),
         }
     )
     settings.say("")
+
+
+def _pools(pools: Sequence[Properties]) -> str:
+    waiting = sum(pool["Waiting"] for pool in pools)
+    parts = [f"{counted(len(pools), 'pool')}, {counted(waiting, 'program')} waiting"]
+    parts += [
+        f"{pool['Name']} cannot be filled: {pool['Trouble']}" for pool in pools if _lacks(pool)
+    ]
+    return "; ".join(parts)
+
+
+def _lacks(pool: Properties) -> bool:
+    """Whether a pool has fewer programs that wait than it is to have, and phosd says why."""
+    wanted = min(pool["Hollow"] + pool["Ready"], pool["Max"] - pool["Running"])
+    return bool(pool["Trouble"]) and pool["Waiting"] < wanted
 
 
 def _disk(storage: Storage) -> str:
@@ -157,12 +174,6 @@ def _next(seconds: float | None, protection: Protection) -> str:
     return "late" if protection is Protection.LATE else f"in {since(0.0, max(0.0, seconds))}"
 
 
-def _level(process: Process) -> str:
-    return state_text(
-        process.state, hollow=process.hollow, ready=process.ready, wakes=process.wakes
-    )
-
-
 def _row(program: Program, found: Managed, now: float) -> dict[str, Any]:
     pids = {each.pid for each in program.processes}
     gpus = {
@@ -180,7 +191,7 @@ def _row(program: Program, found: Managed, now: float) -> dict[str, Any]:
         "gpus": sorted(gpus),
         "device_bytes": program.device_bytes,
         "state": program.state,
-        "levels": sorted({_level(each) for each in program.processes}),
+        "levels": sorted({level_of(each) for each in program.processes}),
         "restarter": program.restarter or None,
         "protection": program.protection,
         "image": image.id if image is not None else None,

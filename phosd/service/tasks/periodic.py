@@ -14,7 +14,7 @@ import msgspec
 from phosd.engine.program.process import GpuProcess
 from phosd.engine.system import procfs
 from phosd.engine.system.procfs import ProcessId, boot_id
-from phosd.errors import InvalidOption, NoSuchProcess, NotAuthorized, PhosError, Unsupported
+from phosd.errors import Busy, InvalidOption, NoSuchProcess, NotAuthorized, PhosError, Unsupported
 from phosd.service.history.events import Event, Severity
 from phosd.service.history.history import History
 from phosd.service.jobs.options import CheckpointRequest
@@ -89,8 +89,14 @@ class Periodic:
         """Checkpoint a process now, and then every ``request.every`` seconds, for user id
         ``owner``. ``acting`` is the user id whose rights count, if not the owner's.
 
-        Raises the error of the first checkpoint if that cannot start; then nothing has changed.
+        Raises the error of the first checkpoint if that cannot start, and :class:`Busy` for a
+        process that is off its GPUs; then nothing has changed.
         """
+        if self._suspended(target):
+            raise Busy(
+                f"process {target.pid} is suspended, and is not saved meanwhile",
+                hint=f"`phos resume {target.pid}`, and give it a schedule then",
+            )
         rights = owner if acting is None else acting
         schedule = Schedule(self._boot, target, rights, request)
         first = msgspec.structs.replace(schedule.each, token=request.token, queue=request.queue)

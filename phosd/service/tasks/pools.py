@@ -105,10 +105,13 @@ class Pools:
         """Begin a pool. Raises :class:`Busy` if there is one of this name, or the user has as many
         as one may.
         """
-        if pool.name in self._pools:
+        if (known := self._pools.get(pool.name)) is not None:
+            ours = known.pool.owner == pool.owner
             raise Busy(
-                f"there is a pool {pool.name} already",
-                hint=f"`phos pool scale {pool.name}`, or choose another name",
+                f"there is a pool {pool.name} already" + ("" if ours else ", of another user"),
+                hint=f"`phos pool scale {pool.name}`, or choose another name"
+                if ours
+                else "choose another name: all pools of a node have different ones",
             )
         if sum(each.pool.owner == pool.owner for each in self) >= MOST_POOLS:
             raise Busy(

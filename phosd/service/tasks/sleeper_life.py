@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from phosd.engine.job.progress import Progress
+from phosd.engine.node.gpus import GpuInfo
 from phosd.engine.node.suspended import Suspended
 from phosd.engine.program.doors import is_answering
 from phosd.engine.program.process import GpuProcess
@@ -44,6 +45,8 @@ _IN_VAIN, _VAIN_SECONDS = 3, 5.0
 """How often in a row a program is woken that launches nothing, before it sleeps so long at least
 although somebody seems to call.
 """
+_ROOM_SECONDS, _MORE = 1.0, 64 << 20
+"""Between two looks whether there is room now, and how many more bytes that takes."""
 FIRST_DELAY, MOST_DELAY = 2.0, 300.0
 """Seconds until something is tried again after a failure; they double with each."""
 _log = logging.getLogger(__name__)
@@ -142,6 +145,11 @@ class Life:
                 continue
             except Cancelled as error:
                 _log.info("%s", error)
+            except OutOfMemory as error:
+                self._tell_once(str(error))
+                await self.await_room(delay)
+                delay = min(2 * delay, MOST_DELAY)
+                continue
             except PhosError as error:
                 self._tell_once(str(error))
             except Exception as error:
@@ -149,6 +157,27 @@ class Life:
                 self.tell(f"it is not woken now ({error!r}); phosd's log has the details")
             await asyncio.sleep(delay)
             delay = min(2 * delay, MOST_DELAY)
+
+    async def await_room(self, seconds: float) -> None:
+        """Wait for so long, or until one of its GPUs has clearly more memory free than now."""
+        loop = asyncio.get_running_loop()
+        until, before = loop.time() + seconds, await self._free()
+        while (left := until - loop.time()) > 0:
+            await asyncio.sleep(min(_ROOM_SECONDS, left))
+            now = await self._free()
+            if any(now.get(gpu, 0) - free >= _MORE for gpu, free in before.items()):
+                return
+
+    async def _free(self) -> dict[int, int]:
+        """Return the bytes that its GPUs have free, as far as these tell."""
+        found: list[GpuInfo] = []
+        with contextlib.suppress(PhosError):  # a thread is to be had at the next look
+            found = await self.read(self._means.engine.gpus)
+        return {
+            gpu.ordinal: gpu.memory_total - gpu.memory_used
+            for gpu in found
+            if gpu.ordinal in self.sleeper.gpus and gpu.memory_used is not None
+        }
 
     async def _turn(self) -> bool:
         """Wake the program once it is called, or put it to sleep once it is idle. Returns False if

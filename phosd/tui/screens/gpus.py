@@ -9,7 +9,7 @@ from textual.containers import Grid
 from textual.widgets import Static
 
 from phosd.client.records import Gpu, Process
-from phosd.client.text import NO_GPU, state_text
+from phosd.client.text import NO_GPU, level_of
 from phosd.tui.actions import Action, bindings
 from phosd.tui.names import program_cell
 from phosd.tui.node import SAMPLES, Contact, Node, Sample
@@ -77,7 +77,7 @@ class GpusScreen(NodeScreen):
             Column("MEMORY", 10, lambda p: human_bytes(p.device_bytes), lambda p: p.device_bytes,
                    right=True),
             Column("OF THE GPU", 16, self._share, lambda p: p.device_bytes),
-            Column("STATE", 12, lambda p: plain(_state(p)), _state, rank=1),
+            Column("STATE", 12, lambda p: plain(level_of(p)), level_of, rank=1),
             Column("COMMAND", 0, lambda p: command_line(p.command), lambda p: p.command,
                    rank=3),
         ]  # fmt: skip
@@ -187,12 +187,6 @@ class GpusScreen(NodeScreen):
     def action_holder(self) -> None:
         if self.table.current is not None:
             self.app.push_screen(ProcessScreen(self.table.current))
-
-
-def _state(process: Process) -> str:
-    return state_text(
-        process.state, hollow=process.hollow, ready=process.ready, wakes=process.wakes
-    )
 
 
 def _tells(gpu: Gpu, figure: Figure, node: Node) -> bool:

@@ -13,7 +13,7 @@ from phosd.client.errors import CommandError
 from phosd.client.kernels import Kernel as KnownKernel
 from phosd.client.kernels import kernel
 from phosd.client.records import Gpu, Image, Job, Process
-from phosd.client.text import container_text
+from phosd.client.text import container_text, level_of
 from phosd.tui.actions import Action, bindings
 from phosd.tui.node import Contact, Node
 from phosd.tui.screens.base import NodeScreen
@@ -207,6 +207,7 @@ def _facts(process: Process, node: Node, *, ended: bool) -> Text:
     if ended:
         text.append("  (it has ended)", "bold red")
     place = f"   container {plain(container_text(process.container))}" if process.container else ""
+    pool = f"   pool {plain(process.pool)}" if process.pool else ""
     hook = process.hook + (f" ({process.reason})" if process.reason else "")
     image = node.image(process.last_image)
     age = f", {since(image.created, node.now())} old" if image else ""
@@ -217,7 +218,7 @@ def _facts(process: Process, node: Node, *, ended: bool) -> Text:
     )
     text.append(
         f"\nuser {plain(process.user_name)}   GPU {', '.join(names) or '-'}   "
-        f"{human_bytes(process.device_bytes)}   state {plain(process.state)}{place}"
+        f"{human_bytes(process.device_bytes)}   state {plain(level_of(process))}{pool}{place}"
         f"\nhook {plain(hook)}\nlast image {plain(process.last_image) or 'none'}{age}   "
         f"periodic checkpoints: {every}",
         "",

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from phosd.client.records import Process
-from phosd.client.text import WITHIN, container_text, state_text
+from phosd.client.text import WITHIN, container_text, level_of
 from phosd.protection import Program
 from phosd.tui.names import program_cell
 from phosd.tui.node import Node
@@ -80,9 +80,7 @@ class ProcessColumns:
     def _state(self, process: Process) -> Cell:
         job = self._node.job_of(str(process.pid))
         if job is None:
-            state = state_text(
-                process.state, hollow=process.hollow, ready=process.ready, wakes=process.wakes
-            )
+            state = level_of(process)
             return _STATES.get(state, (plain(state), "warn"))
         if job.state == "queued":
             return "◌ queued", "dim"
@@ -99,6 +97,8 @@ def _restarter(process: Process) -> Cell:
 
 def _surroundings(process: Process) -> str:
     """Return the container, with its pod, and the step of a Slurm job, that it is in."""
+    if not process.container and not process.slurm_step:  # as most are
+        return ""
     within = (container_text(process.container), process.slurm_step)
     return plain(" ".join(filter(None, within)))
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from phosd.client.records import Image, Process
-from phosd.client.text import container_text, state_text
+from phosd.client.text import container_text, level_of
 from phosd.tui.node import Node
 from phosd.tui.screens import moving
 from phosd.tui.text import command_line
@@ -28,9 +28,7 @@ def hints(process: Process, node: Node) -> list[str]:
     """Return what the user may do about its state."""
     if process.state == moving.SUSPENDED:
         called = " or a call" if process.wakes else ""
-        state = state_text(
-            process.state, hollow=process.hollow, ready=process.ready, wakes=process.wakes
-        )
+        state = level_of(process)
         return [f"{state}: {process.reason}; s{called} resumes it"]
     if standing([process], node):
         return ["stopped, and no job works on it: press b to resume it"]

@@ -330,7 +330,7 @@ class RecordTable(ScrollView, Generic[_T], can_focus=True):
             segments = self._head(width)
         else:
             row = y - 1 + round(self.scroll_y)
-            segments = self._row(row, width) if row < len(self._keys) else []
+            segments = self._row(row, width, base) if row < len(self._keys) else []
         return Strip(segments).adjust_cell_length(width, base)
 
     def _head(self, width: int) -> list[Segment]:
@@ -344,10 +344,9 @@ class RecordTable(ScrollView, Generic[_T], can_focus=True):
             segments += [Segment(text, sorted_style if here else style), Segment(" ", style)]
         return segments
 
-    def _row(self, row: int, width: int) -> list[Segment]:
+    def _row(self, row: int, width: int, base: Style) -> list[Segment]:
         key = self._keys[row]
         record = self._records[key]
-        base = self.rich_style
         marked, under = key in self.marks, row == self.cursor
         if marked:
             base += self._style("table--marked", partial=True)

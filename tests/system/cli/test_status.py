@@ -10,10 +10,11 @@ from msgspec.structs import replace
 
 from phosd.engine.image.manifest import Manifest
 from phosd.engine.system.procfs import process_id
-from phosd.errors import Internal, OutOfSpace
+from phosd.errors import Internal, OutOfMemory, OutOfSpace
 from phosd.service.jobs.table import Job, JobState, Outcome, Task
 from tests.support import fake_engine
 from tests.support.fake_engine import manifest, this_process
+from tests.support.harness import wait_until
 from tests.support.service import Service
 from tests.system.cli.test_client import lines, phos
 from tests.system.cli.test_lists import as_nobody
@@ -61,6 +62,25 @@ def test_a_program_from_its_first_checkpoint_on(node: Service) -> None:
     state, trouble, code = protection(node)
     assert (state, code) == ("failed", 1)
     assert str(trouble).startswith("checkpoint: the disk is full")
+
+
+def test_a_pool_that_cannot_be_filled_needs_somebody(node: Service) -> None:
+    node.engine.stored["i"] = replace(manifest("i"), created=datetime.now(UTC).isoformat())
+    assert phos(node, "checkpoint", ME).returncode == 0
+    assert protection(node) == ("saved", None, 0)
+
+    def full(_: object) -> None:
+        raise OutOfMemory("GPU 0 has 1 GiB free", hint="end something")
+
+    node.engine.act = full
+    assert phos(node, "pool", "create", "chat", "i").returncode == 0
+    wait_until(lambda: "GPU 0 has" in phos(node, "pool").stdout, "the trouble")
+    shown = phos(node, "status")
+    assert shown.returncode == 1
+    said = " ".join(shown.stdout.split())
+    assert "1 pool, 0 programs waiting; chat cannot be filled: GPU 0 has 1 GiB free" in said
+    assert phos(node, "pool", "rm", "chat").returncode == 0
+    assert protection(node) == ("saved", None, 0)
 
 
 def test_a_program_has_ended_after_its_last_periodic_checkpoint(node: Service) -> None:

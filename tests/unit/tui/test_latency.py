@@ -14,13 +14,14 @@ from phosd.client.records import Job, Process
 from phosd.tui.app import PhosApp
 from phosd.tui.node import Node, Update
 from phosd.tui.widgets.table import RecordTable
+from tests.support.speed import seconds, slowness
 from tests.support.tui.fakes import NOW, fake_node, gpu, image, job, process
 from tests.support.tui.opened import LARGE, run
 
 PROCESSES, IMAGES, EVENTS_A_SECOND = 500, 5000, 20
 pytestmark = pytest.mark.timing(why="computing from a key to what it paints")
 LIMIT = 0.05
-"""Seconds at the median."""
+"""Seconds at the median, on a machine of :data:`~tests.support.speed.REFERENCE`."""
 
 
 class Watched(PhosApp):
@@ -91,7 +92,7 @@ def test_a_key_is_painted_at_once() -> None:
                 noise.cancel()
                 wall, computing = (statistics.median(times) for times in zip(*taken, strict=True))
                 print(f"screen {screen}: {wall * 1e3:.1f} ms, {computing * 1e3:.1f} ms computing")
-                assert computing < LIMIT
+                assert computing < LIMIT * slowness(seconds())
 
     run(body)
 

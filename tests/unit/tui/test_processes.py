@@ -370,7 +370,7 @@ def test_sixty_columns_and_resizing_in_the_middle() -> None:
                     assert {strip.cell_length for strip in strips} == {size[0]}
             await pilot.press("escape")
             await pilot.resize_terminal(60, 20)
-            await until_shown(pilot, "4711", "1 Processes", "2 Jobs", "? Help")
+            await until_shown(pilot, "4711", "1 Proc", "2 Jobs", "? Help")
 
     run(body)
 
