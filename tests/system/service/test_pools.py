@@ -72,8 +72,8 @@ def test_one_is_started_and_the_next_is_made(
         image = phos(bus, place, "checkpoint", str(target.pid), "--end")[-1]["result"]
         phos(bus, place, "pool", "create", "chat", str(image), "--hollow", "2", "--max", "4")
         wait_for(bus, place, waiting=2, running=0, trouble=None)
+        wait_until(lambda: len(suspended(bus, place)) == 2, "both to be listed")
         hollow = suspended(bus, place)
-        assert len(hollow) == 2
 
         done = phos(bus, place, "start", "chat")[-1]
         assert (done["state"], done["mode"], done["operation"]) == ("done", "hollow", "start")
@@ -117,7 +117,8 @@ def test_what_was_started_is_its_users(bus: str, place: Path, target: Target) ->
         started = str(phos(bus, place, "start", "chat")[-1]["result"])
         phos(bus, place, "suspend", started, "--hollow")
         wait_for(bus, place, waiting=1, running=1)
-        (taken,) = map(str, suspended(bus, place) - {int(started)})
+        (other,) = wait_until(lambda: suspended(bus, place) - {int(started)}, "the next")
+        taken = str(other)
         phos(bus, place, "resume", taken)  # its user knows its pid, too
         wait_for(bus, place, waiting=1, running=2)
         phos(bus, place, "suspend", taken)
@@ -136,7 +137,7 @@ def test_deaths_bursts_and_bounds(bus: str, place: Path, target: Target) -> None
         image = str(phos(bus, place, "checkpoint", str(target.pid), "--end")[-1]["result"])
         phos(bus, place, "pool", "create", "chat", image, "--hollow", "1", "--max", "3")
         wait_for(bus, place, waiting=1)
-        (dead,) = suspended(bus, place)
+        (dead,) = wait_until(lambda: suspended(bus, place), "it to be listed")
         os.kill(dead, signal.SIGKILL)
         wait_until(lambda: suspended(bus, place) - {dead}, "another one")
         wait_for(bus, place, waiting=1, trouble=None)
@@ -183,7 +184,7 @@ def test_one_waits_ready(bus: str, place: Path, target: Target, undisturbed: Und
             *("--hollow", "1", "--ready", "1", "--max", "4"),
         )
         wait_for(bus, place, waiting=2, waiting_ready=1, trouble=None)
-        assert states() == ["False", "True"]
+        wait_until(lambda: states() == ["False", "True"], "one that is ready, and one that is not")
         (ready,) = (row for row in phos(bus, place, "ps") if row["ready"])
         assert ready["state"] == "suspended" and ready["hollow"] and ready["last_image"] == image
         assert "on its GPUs already, as are its contexts (ready)" in str(ready["reason"])
@@ -206,7 +207,8 @@ def test_one_waits_ready(bus: str, place: Path, target: Target, undisturbed: Und
         wait_for(bus, place, waiting=2, waiting_ready=2)
         phos(bus, place, "pool", "scale", "chat", "--ready", "1", "--hollow", "1")
         wait_for(bus, place, waiting=2, waiting_ready=1)
-        assert states() == ["False", "False", "True"]  # with the one that runs
+        three = ["False", "False", "True"]  # with the one that runs
+        wait_until(lambda: states() == three, "one that is ready of three")
         plan = phos(bus, place, "evacuate", "0", "--dry-run")
         assert [
             "`phos start chat` would bring it back there" in str(row["why"])
@@ -259,7 +261,7 @@ def test_a_start_that_phosd_does_not_survive(
         image = str(phos(bus, place, "checkpoint", str(target.pid), "--end")[-1]["result"])
         phos(bus, place, "pool", "create", "chat", image, *sizes)
         wait_for(bus, place, waiting=1, waiting_ready=ready)
-        (waiting,) = suspended(bus, place)
+        (waiting,) = wait_until(lambda: suspended(bus, place), "one that waits")
     with (
         phosd_that_ends(-signal.SIGKILL, bus, place, PHOS_FAULT=f"{step}:1:kill"),
         ThreadPoolExecutor(1) as client,
@@ -274,7 +276,8 @@ def test_a_start_that_phosd_does_not_survive(
         }
         assert row["state"] == "interrupted" and said[came] in str(row["message"])
         wait_for(bus, place, waiting=1, waiting_ready=ready, running=int(came == "one"))
-        assert (waiting in suspended(bus, place)) == (came == "none")
+        still = came == "none"
+        wait_until(lambda: (waiting in suspended(bus, place)) == still, f"{waiting}: {still}")
 
 
 def _written_by(log: Path, *pids: int) -> bool:
