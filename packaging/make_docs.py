@@ -47,6 +47,7 @@ SCOPES = {
     "history": "History",
     "gpus": "GPUs",
     "events": "Log",
+    "pools": "Pools",
 }
 
 
