@@ -55,11 +55,10 @@ class ReadiedMemory:
         with ready.held:
             yield ready
 
-    def drop(self, program: Suspended) -> bool:
-        """Free the memory of a program; return whether it was ready."""
+    def drop(self, program: Suspended) -> None:
+        """Free the memory of a program, if it is ready."""
         if ready := self._pop(program):
             ready.held.close()
-        return ready is not None
 
     def give_way(self, gpu: int, lacking: int) -> None:
         """Free the memory of those that are ready on this GPU for longest, until so many bytes more

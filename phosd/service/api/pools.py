@@ -57,14 +57,15 @@ class PoolMethods:
     async def list_pools(self, caller: Caller) -> list[PoolRow]:
         """List the pools that the caller may see."""
         everybody = await self._rights.inspects(caller)
-        await self._pools.look()
+        seen = [each for each in self._pools if everybody or caller.may_touch(each.pool.owner)]
+        await self._pools.look(seen)
         return [
             (
                 *(each.pool.name, each.pool.owner, each.pool.image),
                 *(len(each.resting), len(each.started), pool_path(each.pool.name)),
             )
-            for each in self._pools
-            if everybody or caller.may_touch(each.pool.owner)
+            for each in seen
+            if not each.removed
         ]
 
     @method("StartPooled")

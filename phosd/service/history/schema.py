@@ -238,7 +238,7 @@ def m013_ready(db: Any) -> None:
 
 @migrations()
 def m014_made_of(db: Any) -> None:
-    """Add the image of which a job has made its process; null or empty: none."""
+    """Add the image that a job has restored its process from; null or empty: none."""
     db["jobs"].add_column("made_of", str)
     db.execute(
         "update jobs set made_of = target where operation = 'restore' and process is not null"

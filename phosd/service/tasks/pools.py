@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 
 from phosd.engine.image.manifest import Manifest
 from phosd.engine.job.journal import JobRecord
@@ -70,9 +70,9 @@ class Pools:
     def __iter__(self) -> Iterator[KeptPool]:
         return (each for each in self._pools.values() if not each.removed)
 
-    async def look(self) -> None:
-        """Look which programs of all pools live, and which are ready."""
-        for kept in list(self):
+    async def look(self, pools: Iterable[KeptPool]) -> None:
+        """Look which programs of these pools live, and which are ready."""
+        for kept in pools:
             await asyncio.to_thread(self._filler.look, kept)
             self._told(kept)
 
@@ -266,7 +266,7 @@ def pool_of(name: str, manifest: Manifest, request: PoolRequest) -> Pool:
 
 
 def told_of_start(record: JobRecord, settled: str, resting: Collection[int]) -> str:
-    """Say what has come of a start that phosd did not survive, and of which nobody knows the pid.
+    """Say what has come of a start that phosd did not survive, and whose pid nobody was told.
     ``settled``: what is said of other jobs; ``resting``: the processes that are suspended now.
     """
     known = record.affected.processes if record.affected is not None else ()

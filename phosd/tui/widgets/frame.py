@@ -48,7 +48,7 @@ class TopLine(Static):
         cut where there is none for the second of them.
         """
         line = self._titles(None)
-        if len([*texts[:2]][-1]) >= self._room(line):
+        if len(texts[:2][-1]) >= self._room(line):
             line = self._titles(_CUT)
         room = self._room(line)
         for right in texts:

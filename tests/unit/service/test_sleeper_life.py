@@ -21,8 +21,8 @@ ENOUGH = 60.0
 
 
 def waited(used: list[int | None], seconds: float, monkeypatch: pytest.MonkeyPatch) -> int:
-    """Wait for room on GPU 0, of which so much is used at each look; return how often it was looked
-    at.
+    """Wait for room on GPU 0, whose memory is ``used`` so at each look. Returns how often it was
+    looked at.
     """
     monkeypatch.setattr(sleeper_life, "_ROOM_SECONDS", 0.01)
     looks: list[int | None] = []
