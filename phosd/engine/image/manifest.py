@@ -133,7 +133,7 @@ class Host(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     runtime_dir: str = ""
 
 
-class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, weakref=True):
     """An image. ``created`` is UTC in ISO 8601; ids sort by time."""
 
     id: str

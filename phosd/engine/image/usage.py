@@ -5,15 +5,17 @@ to twice as large, or larger until the next clean-up: precopy leaves chunks ther
 or that equal another one, and ``repack.py`` takes away what nothing needs.
 """
 
+import weakref
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from operator import is_not
 
 from phosd.engine.image.manifest import Manifest
 from phosd.engine.image.packs import record_size
 
-_MOST_KNOWN = 4096
-_known: dict[str, tuple[Manifest, Mapping[int, int]]] = {}
+_known: dict[str, tuple[weakref.ref[Manifest], Mapping[int, int]]] = {}
+"""The result of :func:`pack_bytes` for each manifest that somebody still has."""
 _MOST_TOTALS = 64
 _totals: dict[tuple[object, ...], int] = {}
 
@@ -21,16 +23,20 @@ _totals: dict[tuple[object, ...], int] = {}
 def pack_bytes(manifest: Manifest) -> Mapping[int, int]:
     """Return the bytes that an image has in each pack."""
     known = _known.get(manifest.id)
-    if known is not None and known[0] is manifest:
+    if known is not None and known[0]() is manifest:
         return known[1]
     chunks = {(c.pack, c.offset): c.length for block in manifest.blocks for c in block.chunks}
     packs: Counter[int] = Counter()
     for (pack, _), length in chunks.items():
         packs[pack] += length
-    if len(_known) >= _MOST_KNOWN:
-        _known.clear()
-    _known[manifest.id] = manifest, packs
+    _known[manifest.id] = weakref.ref(manifest, partial(_forget, manifest.id)), packs
     return packs
+
+
+def _forget(image: str, gone: weakref.ref[Manifest]) -> None:
+    """Forget a manifest that nobody has any more, unless another one of the image is known."""
+    if (known := _known.get(image)) is not None and known[0] is gone:
+        _known.pop(image, None)
 
 
 def pack_ends(images: Iterable[Manifest]) -> Mapping[int, int]:
