@@ -105,10 +105,12 @@ def test_a_busy_machine_is_no_dead_phosd(
     monkeypatch.setenv("PATH", f"{slow.parent}:{os.environ['PATH']}")
     monkeypatch.setenv("TIMEOUT", found)
     monkeypatch.setenv("LATE", str(late))
+    calls = work / "calls"
+    calls.touch()
     asking = ask(work, STARTED)
     if not code:
         attend_until_there(script, STARTED)
-        wait_until(lambda: len((work / "calls").read_text()) > late, "it to look again")
+        wait_until(lambda: len(calls.read_text()) > late, "it to look again")
         script.let_go_on()
     assert asking.wait(20) == code
 
