@@ -1,8 +1,8 @@
 """Clients for tests that ask for much and read the answers slowly. A program of their own.
 
 ``slow_readers.py ADDRESS UID CLIENTS CALLS SECONDS MEMBER [AGAIN]``: each of the CLIENTS calls
-MEMBER of the manager CALLS times, then reads 4 KiB a second until SECONDS are over, and calls AGAIN
-times more each second.
+MEMBER of the manager CALLS times and says "asked" when all have, then reads 4 KiB a second until
+SECONDS are over, and calls AGAIN times more each second.
 """
 
 import contextlib
@@ -50,6 +50,7 @@ def main(address: str, clients: int, calls: int, seconds: float, member: bytes, 
 
     for client in everybody:
         ask(client, calls)
+    print("asked", flush=True)
     while time.monotonic() < end:
         for client in everybody:
             ask(client, again)
