@@ -43,7 +43,8 @@ class JobOptions(TypedDict, total=False):
         str,
         Said(
             "A word of the caller's choice: a call that the same user repeats with it returns the "
-            "same job, as long as this phosd runs. After a restart look in the history first.",
+            "same job, as long as the history has it. One that phosd did not survive has failed, "
+            "and its message says what has come of it.",
             "",
         ),
     ]

@@ -33,6 +33,8 @@ class JobRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pid: int | None = None
     start_time: int | None = None
     affected: AffectedSet | None = msgspec.field(default=None, name="concern")
+    token: str = ""
+    """The word by which the caller knows the job again; empty: none."""
     phosd: str = __version__
     """The version of phosd that ran the job; of a file without one, this one."""
 

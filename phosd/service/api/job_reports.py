@@ -48,6 +48,7 @@ class JobReports:
             progressed=self._progressed,
             concluding=self._concluding,
             ended=self._ended,
+            recalled=self._recalled,
             forgotten=self._forgotten,
         )
 
@@ -62,6 +63,7 @@ class JobReports:
             boot_id=boot_id(),
             pid=target.pid if target else None,
             start_time=target.start_time if target else None,
+            token=job.task.token,
         )
         self._journal.write(record)
 
@@ -90,6 +92,9 @@ class JobReports:
             self._history.event(event)
         self._journal.remove(job.number)
         self._after(job)
+
+    def _recalled(self, job: Job) -> None:
+        self._tree.publish(job_path(job), self._served, job, job.task.owner)
 
     def _forgotten(self, job: Job) -> None:
         self._tree.withdraw(job_path(job))

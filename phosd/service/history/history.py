@@ -129,6 +129,7 @@ class History:
             "executable": task.executable,
             "process": job.outcome.process or task.process,
             "made_of": job.outcome.made_of,
+            "token": task.token,
             "details": json.dumps(job.progress.figures.measured()),
         }
         # Phases have monotonic times; the history stores seconds since the epoch.
@@ -165,6 +166,7 @@ class History:
             "ended": time.time(),
             "error": "Internal",
             "message": f"phosd ended while the job ran; {settled}",
+            "token": record.token,
         }
         self._database.record(lambda db: db["jobs"].upsert(storable(row), pk="id"))
         text = f"{record.operation} {record.target}: {settled}"
@@ -381,6 +383,10 @@ class History:
         read.
         """
         return self._database.query(sql, params)
+
+    def recall(self, sql: str, params: Any = ()) -> list[Row]:
+        """Return the rows of a reading statement, or no rows when the file cannot be read."""
+        return self._database.recall(sql, params)
 
     def flush(self) -> None:
         """Wait until all earlier records are in the file, or have failed for now."""

@@ -244,3 +244,10 @@ def m014_made_of(db: Any) -> None:
         "update jobs set made_of = target where operation = 'restore' and process is not null"
         " and process != ''"
     )
+
+
+@migrations()
+def m015_tokens(db: Any) -> None:
+    """Add the word by which the caller knows a job again; null or empty: none."""
+    db["jobs"].add_column("token", str)
+    db["jobs"].create_index(["owner", "token"])

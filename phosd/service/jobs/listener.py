@@ -25,7 +25,7 @@ class Listener:
 
     ``moved`` reports a job that begins after waiting, or that has to wait again. ``concluding`` is
     awaited between the end of a job's work and the state that says so: whoever reads that state
-    finds what the job has made.
+    finds what the job has made. ``recalled`` reports one of the past that is asked for again.
     """
 
     started: Callable[[Job], None] = _ignore
@@ -33,6 +33,7 @@ class Listener:
     progressed: Callable[[Job], None] = _ignore
     concluding: Callable[[Job], Awaitable[None]] = _go_on
     ended: Callable[[Job], None] = _ignore
+    recalled: Callable[[Job], None] = _ignore
     forgotten: Callable[[Job], None] = _ignore
 
 

@@ -40,14 +40,19 @@ class _NoShare(Busy):
 
 class JobTable:
     """Every job that runs or ended lately. Use it on the event loop only, but for
-    :meth:`snapshot`.
+    :meth:`snapshot`. ``recall`` finds the job of a user and a token that is not here any more.
     """
 
     def __init__(
-        self, listener: Listener, first_number: int = 1, limits: JobLimits | None = None
+        self,
+        listener: Listener,
+        first_number: int = 1,
+        limits: JobLimits | None = None,
+        recall: Callable[[int, str], Job | None] = lambda owner, token: None,
     ) -> None:
         self._listener = listener
         self._limits = limits or JobLimits()
+        self._recall = recall
         self._next = first_number
         self._jobs: dict[int, Job] = {}
         self._claims: dict[str, Job] = {}
@@ -77,16 +82,14 @@ class JobTable:
         waits. Raises :class:`Busy` when another job holds one of the claims and the task does not
         queue.
         """
-        if task.token:
-            known = self._tokens.get((task.owner, task.token))
-            if known is not None:
-                if (known.task.operation, known.task.target) != (task.operation, task.target):
-                    raise InvalidOption(
-                        f"the token {task.token!r} belongs to job {known.number} "
-                        f"({known.task.operation} {known.task.target})",
-                        hint="use another token for other work",
-                    )
-                return known
+        if task.token and (known := self._of_token(task.owner, task.token)) is not None:
+            if (known.task.operation, known.task.target) != (task.operation, task.target):
+                raise InvalidOption(
+                    f"the token {task.token!r} belongs to job {known.number} "
+                    f"({known.task.operation} {known.task.target})",
+                    hint="use another token for other work",
+                )
+            return known
         if self._closing:
             raise Busy("phosd is ending", hint="try again when it has started anew")
         job = Job(self._next, task, time.time())
@@ -108,6 +111,19 @@ class JobTable:
         if job.state is JobState.RUNNING:
             self._begin(job, prepare)
         return job
+
+    def _of_token(self, owner: int, token: str) -> Job | None:
+        """Return the job of a user's token, which an earlier phosd may have run; None: there is
+        none.
+        """
+        if (known := self._tokens.get((owner, token))) is not None:
+            return known
+        past = self._recall(owner, token)
+        if past is not None:
+            self._jobs[past.number] = self._tokens[owner, token] = past
+            self._listener.recalled(past)
+            self._forget_old()
+        return past
 
     def set_limits(self, limits: JobLimits) -> None:
         """Change how many jobs may run from now on. Running jobs are left alone."""

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import logging
 import random
+import secrets
 import socket
 import time
 from collections import Counter, defaultdict, deque
@@ -144,6 +145,8 @@ class OwnCheckpoints:
         self._connections, self._requests = _Rate(CONNECTIONS), _Rate(MOST)
         self._tasks: set[asyncio.Task[None]] = set()
         self._ending = False
+        self._serving = secrets.token_hex(4)
+        """Part of each token: what an earlier phosd has not ended is begun again."""
 
     async def start(self) -> None:
         """Listen. Without the socket phosd serves all others nevertheless."""
@@ -298,14 +301,14 @@ class OwnCheckpoints:
         if not self._is_known(target):  # else nobody could tell whose checkpoint this is
             await self._look()
         for attempt in range(_TRIES):
-            token = f"program {target.pid} {target.start_time} {wish.number} {attempt}"
+            asked = f"program {target.pid} {target.start_time} {wish.number} {attempt}"
             request = OwnCheckpointRequest(
                 wish=wish.number,
                 then=wish.then,
                 name=wish.name,
                 parent="auto",
                 queue=True,
-                token=token,
+                token=f"{asked} {self._serving}",
             )
             job = self._checkpoints.start(target, request, uid, notes=(_NOTE,), acting=acting)
             await self._jobs.wait(job)

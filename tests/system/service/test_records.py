@@ -122,6 +122,7 @@ def test_migrations_run_once_and_are_recorded(tmp_path: Path) -> None:
         "m012_sleepers",
         "m013_ready",
         "m014_made_of",
+        "m015_tokens",
     ]
     assert {
         "_sqlite_migrations",
@@ -273,7 +274,10 @@ def test_a_file_of_the_journal_keeps_its_names(tmp_path: Path) -> None:
     (record,) = Journal(tmp_path).interrupted()
     assert record.affected is not None and record.affected.moves == {0: 1}
     Journal(tmp_path).write(record)
-    assert json.loads((tmp_path / "7.json").read_text()) == known | {"phosd": __version__}
+    assert json.loads((tmp_path / "7.json").read_text()) == known | {
+        "token": "",
+        "phosd": __version__,
+    }
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b'{"job": "x"}', b"\xff" * 100_000])

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from phosd.engine.job.progress import Progress
-from phosd.errors import Busy, Unsupported
+from phosd.errors import Busy, InvalidOption, Unsupported
 from phosd.service.jobs.limits import JobLimits
 from phosd.service.jobs.listener import Listener
 from phosd.service.jobs.table import IDLE, KEPT, WAITING, Job, JobState, JobTable, Outcome, Task
@@ -35,6 +35,7 @@ class Witness:
             progressed=hear("progressed"),
             concluding=concluding,
             ended=hear("ended"),
+            recalled=hear("recalled"),
             forgotten=hear("forgotten"),
         )
 
@@ -104,6 +105,32 @@ def test_a_token_is_its_user_s_own() -> None:
         await table.close()
 
     asyncio.run(run())
+
+
+def test_a_job_that_is_not_here_any_more_is_recalled_by_its_token() -> None:
+    witness = Witness()
+
+    async def run() -> None:
+        past = Job(3, task(nothing, token="a"), 0.0, state=JobState.DONE)
+        asked: list[tuple[int, str]] = []
+
+        def recall(owner: int, token: str) -> Job | None:
+            asked.append((owner, token))
+            return past if token == "a" else None
+
+        table = JobTable(witness.listener(), 7, recall=recall)
+        assert table.submit(task(nothing, token="a"), accept) is past
+        assert table.submit(task(nothing, token="a"), accept) is past
+        assert table.numbered(3) is past
+        other = table.submit(task(nothing, token="b"), accept)
+        assert other.number == 7
+        with pytest.raises(InvalidOption, match="token 'a' belongs to job 3"):
+            table.submit(dataclasses.replace(past.task, target="8"), accept)
+        assert asked == [(0, "a"), (0, "b")]
+        await table.close()
+
+    asyncio.run(run())
+    assert witness.heard[0] == ("recalled", 3)
 
 
 def test_closing_cancels_what_runs_and_waits_for_it() -> None:
