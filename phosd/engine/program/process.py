@@ -176,7 +176,7 @@ def list_processes(
 
     ``asking`` tells for each whether it may be queried; it may not while a job works on it. Such a
     process, one that is stopped, and one that does not let itself be looked at, is described as in
-    the previous list, ``known``. Processes in ``without`` are left out.
+    the previous list, ``known``: none that lives vanishes. Processes in ``without`` are left out.
     """
 
     stopped = StoppedProcesses(runtime_dir)
@@ -184,22 +184,28 @@ def list_processes(
     def look(pid: int) -> GpuProcess | None:
         if not uses_cuda(pid):
             return None
-        try:
+        before, described = _known(pid, known), None
+        # It may end meanwhile, or a thread of it that is looked at, or a file that it has open.
+        with contextlib.suppress(NoSuchProcess, FileNotFoundError, ProcessLookupError):
             with asking(pid) as free:
-                before = _known(pid, known)
                 described = None if free else _as_before(before)
                 described = described or _stopped(pid, before, stopped)
                 described = described or describe(pid, runtime_dir, ask_hook=free, before=before)
-            return described and _with_unit(described, restarters)
-        except (NoSuchProcess, FileNotFoundError, ProcessLookupError):
-            return None  # it ended meanwhile
+            described = described and _with_unit(described, restarters)
+        if described is None and before is not None and not procfs.ending(pid):
+            return _unlooked(before)
+        return described
 
     pids = fairly({*procfs.pids()} - {os.getpid(), *without})
     seen = dict(ABANDONABLE_THREADS.each(pids, look, _LIST_SECONDS))
     unseen = [before for pid in pids if pid not in seen and (before := _known(pid, known))]
     found = [each for each in seen.values() if each is not None]
-    found += [replace(each, reason="it could not be looked at") for each in unseen]
+    found += map(_unlooked, unseen)
     return sorted(found, key=lambda each: each.pid)
+
+
+def _unlooked(before: GpuProcess) -> GpuProcess:
+    return replace(before, reason="it could not be looked at")
 
 
 def _with_unit(found: GpuProcess, restarters: Restarters) -> GpuProcess:
