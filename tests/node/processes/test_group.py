@@ -15,7 +15,13 @@ from phosd.engine.job.progress import Progress
 from phosd.engine.memory.exported import ExportedBlock
 from phosd.engine.node.node import Node
 from phosd.engine.operations.checkpoint import CheckpointOptions, checkpoint
-from phosd.engine.program import discovery, driver_checkpoint, process, process_gpus
+from phosd.engine.program import (
+    cuda_tools,
+    discovery,
+    driver_checkpoint,
+    process,
+    process_gpus,
+)
 from phosd.engine.program import group as module
 from phosd.engine.program.discovery import discover_group
 from phosd.engine.program.driver_checkpoint import State
@@ -112,6 +118,8 @@ def invented(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Invented:
         monkeypatch.setattr(each, "HookLink", Link)
     monkeypatch.setattr(discovery, "scan", scan)
     monkeypatch.setattr(process, "uses_cuda", lambda pid: pid in node.trees)
+    # A real process may have an invented pid.
+    monkeypatch.setattr(cuda_tools, "tool_in", lambda pid: "")
     monkeypatch.setattr(process_gpus, "visible_gpus", lambda pid: [0])
     monkeypatch.setattr(process_gpus, "gpu_uuids", lambda: ["GPU-a", "GPU-b"])
     monkeypatch.setattr(driver_checkpoint, "state", lambda pid: node.states.get(pid, State.RUNNING))
