@@ -33,7 +33,6 @@ from phosd.service.dbus.polkit import Rights
 from phosd.service.dbus.query_pool import QueryPool
 from phosd.service.dbus.spec import serve
 from phosd.service.history.history import History
-from phosd.service.history.past_jobs import past_job
 from phosd.service.jobs.engine import Engine
 from phosd.service.jobs.table import JobTable
 from phosd.service.samples import Samples
@@ -62,10 +61,7 @@ def compose(config: Config, engine: Engine, connection: Connection, history: His
         lambda job: manager.publish_results(job),
         lambda job: manager.job_ended(job),
     )
-    jobs = JobTable(
-        *(reports.listener(), history.next_job(), config.job_limits),
-        lambda owner, token: past_job(history, owner, token),
-    )
+    jobs = JobTable(reports.listener(), history.next_job(), config.job_limits)
     submitting = engine, history, jobs, reports.write_down
     checkpoints = Checkpoints(*submitting, lambda pid: inventory.subject(pid))
     verifications = Verifications(*submitting)

@@ -13,6 +13,7 @@ from phosd.service.dbus.object_tree import ObjectTree
 from phosd.service.dbus.spec import Served
 from phosd.service.history import events
 from phosd.service.history.history import History
+from phosd.service.history.past_jobs import past_job
 from phosd.service.jobs.listener import Listener
 from phosd.service.jobs.table import Job
 from phosd.service.process_identity import Target
@@ -48,7 +49,7 @@ class JobReports:
             progressed=self._progressed,
             concluding=self._concluding,
             ended=self._ended,
-            recalled=self._recalled,
+            recall=self._recall,
             forgotten=self._forgotten,
         )
 
@@ -93,8 +94,11 @@ class JobReports:
         self._journal.remove(job.number)
         self._after(job)
 
-    def _recalled(self, job: Job) -> None:
-        self._tree.publish(job_path(job), self._served, job, job.task.owner)
+    def _recall(self, owner: int, token: str) -> Job | None:
+        job = past_job(self._history, owner, token)
+        if job is not None:
+            self._tree.publish(job_path(job), self._served, job, owner)
+        return job
 
     def _forgotten(self, job: Job) -> None:
         self._tree.withdraw(job_path(job))

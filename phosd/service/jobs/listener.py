@@ -15,6 +15,10 @@ def _ignore(_: Job) -> None:
     pass
 
 
+def _know_none(_: int, __: str) -> Job | None:
+    return None
+
+
 async def _go_on(_: Job) -> None:
     pass
 
@@ -25,7 +29,7 @@ class Listener:
 
     ``moved`` reports a job that begins after waiting, or that has to wait again. ``concluding`` is
     awaited between the end of a job's work and the state that says so: whoever reads that state
-    finds what the job has made. ``recalled`` reports one of the past that is asked for again.
+    finds what the job has made. ``recall`` finds, by its user and token, one that was forgotten.
     """
 
     started: Callable[[Job], None] = _ignore
@@ -33,7 +37,7 @@ class Listener:
     progressed: Callable[[Job], None] = _ignore
     concluding: Callable[[Job], Awaitable[None]] = _go_on
     ended: Callable[[Job], None] = _ignore
-    recalled: Callable[[Job], None] = _ignore
+    recall: Callable[[int, str], Job | None] = _know_none
     forgotten: Callable[[Job], None] = _ignore
 
 

@@ -40,19 +40,14 @@ class _NoShare(Busy):
 
 class JobTable:
     """Every job that runs or ended lately. Use it on the event loop only, but for
-    :meth:`snapshot`. ``recall`` finds the job of a user and a token that is not here any more.
+    :meth:`snapshot`.
     """
 
     def __init__(
-        self,
-        listener: Listener,
-        first_number: int = 1,
-        limits: JobLimits | None = None,
-        recall: Callable[[int, str], Job | None] = lambda owner, token: None,
+        self, listener: Listener, first_number: int = 1, limits: JobLimits | None = None
     ) -> None:
         self._listener = listener
         self._limits = limits or JobLimits()
-        self._recall = recall
         self._next = first_number
         self._jobs: dict[int, Job] = {}
         self._claims: dict[str, Job] = {}
@@ -116,14 +111,11 @@ class JobTable:
         """Return the job of a user's token, which an earlier phosd may have run; None: there is
         none.
         """
-        if (known := self._tokens.get((owner, token))) is not None:
-            return known
-        past = self._recall(owner, token)
-        if past is not None:
-            self._jobs[past.number] = self._tokens[owner, token] = past
-            self._listener.recalled(past)
+        known = self._tokens.get((owner, token))
+        if known is None and (known := self._listener.recall(owner, token)) is not None:
+            self._jobs[known.number] = self._tokens[owner, token] = known
             self._forget_old()
-        return past
+        return known
 
     def set_limits(self, limits: JobLimits) -> None:
         """Change how many jobs may run from now on. Running jobs are left alone."""
