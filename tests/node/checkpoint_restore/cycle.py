@@ -17,12 +17,17 @@ from tests.support.harness import Target
 AFTER = 16
 """Steps to compare after a restore: more than the programs need to touch all of their memory."""
 
+REST = 60.0
+"""Seconds in which a program comes to rest also where others have the processors, too, which do the
+work of the software GPU.
+"""
+
 Undisturbed = Callable[..., dict[int, str]]
 
 
 def save(node: Node, target: Target, mode: str) -> Manifest:
     """A checkpoint of the target, verified."""
-    manifest = checkpoint(node, target.pid, CheckpointOptions(mode=mode), Progress())
+    manifest = checkpoint(node, target.pid, CheckpointOptions(mode=mode, deadline=REST), Progress())
     verify(node.store, manifest.id, Progress())
     return manifest
 

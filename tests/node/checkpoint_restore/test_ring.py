@@ -17,6 +17,7 @@ from phosd.errors import Busy, PhosError
 from tests.node.checkpoint_restore.conftest import Starter
 from tests.node.checkpoint_restore.cycle import (
     AFTER,
+    REST,
     Undisturbed,
     bring_back,
     check,
@@ -66,7 +67,7 @@ def test_they_are_killed_and_restored(node: Node, start: Starter, undisturbed: U
 def test_they_sleep(node: Node, start: Starter, undisturbed: Undisturbed) -> None:
     target = start("ring")
     target.wait_for_steps(3)
-    suspend(node, target.pid, SuspendOptions(), Progress())
+    suspend(node, target.pid, SuspendOptions(deadline=REST), Progress())
     resume(node, target.pid, ResumeOptions(), Progress())
     computes_right(target, undisturbed)
 
@@ -78,7 +79,8 @@ def test_a_rank_dies(phase: str, node: Node, start: Starter, undisturbed: Undist
     target = start("ring")
     target.wait_for_steps(3)
     last = max(children(target.pid))
-    options = CheckpointOptions(mode="stop", deadline=5)
+    at_rest = phase not in ("prepare", "quiesce")  # before, they wait until the deadline
+    options = CheckpointOptions(mode="stop", deadline=REST if at_rest else 5)
     with soon() as begins, pytest.raises(PhosError, match=rf"process {last}\b"):
         progress = at_phase(phase, begins(lambda: os.kill(last, signal.SIGKILL)))
         checkpoint(node, target.pid, options, progress)
@@ -108,7 +110,7 @@ def test_a_rank_that_the_others_wait_for(
     with pytest.raises(Busy, match=r"process \d+ keeps its GPU busy"):
         checkpoint(node, target.pid, short, Progress())
     threading.Timer(0.3, hold.unlink).start()
-    checkpoint(node, target.pid, CheckpointOptions(mode="stop", deadline=60), Progress())
+    checkpoint(node, target.pid, CheckpointOptions(mode="stop", deadline=REST), Progress())
     computes_right(target, undisturbed)
 
 
@@ -118,7 +120,7 @@ def test_a_rank_is_stopped(node: Node, start: Starter, undisturbed: Undisturbed)
     last = max(children(target.pid))
     halt(last)
     with pytest.raises(Busy, match=f"process {last} is stopped"):
-        checkpoint(node, target.pid, CheckpointOptions(mode="stop"), Progress())
+        checkpoint(node, target.pid, CheckpointOptions(mode="stop", deadline=REST), Progress())
     os.kill(last, signal.SIGCONT)
     save(node, target, "stop")
     computes_right(target, undisturbed)

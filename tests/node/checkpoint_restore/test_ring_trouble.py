@@ -35,6 +35,7 @@ from phosd.errors import Busy, NotAuthorized, OutOfMemory, PhosError, Unsupporte
 from tests.node.checkpoint_restore.conftest import Starter
 from tests.node.checkpoint_restore.cycle import (
     AFTER,
+    REST,
     Undisturbed,
     all_compute_right,
     bring_back,
@@ -49,8 +50,11 @@ from tests.support.harness import Target, alive, children, halt, wait_until
 NOBODY = 65534
 RANKS = 4
 IN_A_MOVE = [
-    *((suspend, SuspendOptions(), phase) for phase in ("quiesce", "park", "control")),
-    *((migrate, MigrateOptions("0:1,1:0"), phase) for phase in ("park", "control", "unpark")),
+    *((suspend, SuspendOptions(deadline=REST), phase) for phase in ("quiesce", "park", "control")),
+    *(
+        (migrate, MigrateOptions("0:1,1:0", deadline=REST), phase)
+        for phase in ("park", "control", "unpark")
+    ),
 ]
 ENGINE = """
 import pathlib, sys
@@ -86,7 +90,7 @@ def refused(node: Node, pid: int, error: type[PhosError], match: str, caller: in
     """The checkpoint is refused, and nothing has stood still."""
     progress = Progress()
     with pytest.raises(error, match=match) as raised:
-        checkpoint(node, pid, CheckpointOptions(caller=caller), progress)
+        checkpoint(node, pid, CheckpointOptions(caller=caller, deadline=REST), progress)
     assert raised.value.hint
     assert not any(phase.stopped for phase in progress.phases)
     assert node.store.list() == []
@@ -137,7 +141,7 @@ def test_a_rank_is_stopped_in_a_checkpoint(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     last = max(children(ring.pid))
-    options = CheckpointOptions(mode="stop")
+    options = CheckpointOptions(mode="stop", deadline=REST)
     stands_still_in(phase, last, partial(checkpoint, node, ring.pid, options), monkeypatch)
     assert node.store.list() == []
     goes_on_right(node, ring, last, undisturbed)
@@ -178,7 +182,7 @@ def test_a_rank_is_frozen_in_a_checkpoint(
         frozen = partial((cgroup / "cgroup.events").read_text)
         wait_until(lambda: "frozen 1" in frozen(), "the rank to be frozen")
 
-    act = partial(checkpoint, node, ring.pid, CheckpointOptions(mode="stop"))
+    act = partial(checkpoint, node, ring.pid, CheckpointOptions(mode="stop", deadline=REST))
     told = (f"is frozen, with its cgroup .*{cgroup.name}", "thaw")
     stands_still_in(phase, last, act, monkeypatch, freeze, told)
     assert node.store.list() == []
@@ -215,7 +219,7 @@ def test_a_rank_is_stopped_in_the_middle_of_a_step_of_the_driver(
             return cuda.call(name, *arguments, about=about)
 
         patch.setattr("phosd.engine.program.driver_checkpoint.call", call)
-        checkpoint(node, ring.pid, CheckpointOptions(mode="stop"), Progress())
+        checkpoint(node, ring.pid, CheckpointOptions(mode="stop", deadline=REST), Progress())
     goes_on_right(node, ring, last, undisturbed, filled=step == "Lock")
     save(node, ring, "stop")
 
@@ -264,7 +268,7 @@ def test_a_rank_is_stopped_in_a_move(
     stands_still_in(phase, last, partial(act, node, ring.pid, options), monkeypatch)
     assert not node.suspended.all()
     goes_on_right(node, ring, last, undisturbed)
-    migrate(node, ring.pid, MigrateOptions("0:1,1:0"), Progress())
+    migrate(node, ring.pid, MigrateOptions("0:1,1:0", deadline=REST), Progress())
     computes_right(ring, undisturbed)
 
 
@@ -279,7 +283,7 @@ def test_a_rank_is_stopped_in_a_resumption(
 ) -> None:
     """All stay suspended, until another attempt."""
     last = max(children(ring.pid))
-    suspend(node, ring.pid, SuspendOptions(), Progress())
+    suspend(node, ring.pid, SuspendOptions(deadline=REST), Progress())
     act = partial(resume, node, ring.pid, ResumeOptions())
     stands_still_in(phase, last, act, monkeypatch)
     os.kill(last, signal.SIGCONT)
@@ -296,7 +300,7 @@ def test_another_program_fills_the_gpus(
 ) -> None:
     """Movers that have been there before have room for what the driver needs of all ranks."""
     save(node, ring, mode)
-    options = CheckpointOptions(mode=mode)
+    options = CheckpointOptions(mode=mode, deadline=REST)
     with ExitStack() as filled, soon() as begins:
         fill = begins(lambda: filled.enter_context(taken()))
         checkpoint(node, ring.pid, options, at_phase(phase, fill))
@@ -374,11 +378,11 @@ def test_a_rank_of_another_user(
     ring, first, last = apart(start, "user")
     refused(node, first, NotAuthorized, f"uid {NOBODY} may not save .* {first}", NOBODY)
     refused(node, last, NotAuthorized, f"uid {NOBODY} may not save .* belongs to uid 0", NOBODY)
-    theirs = SuspendOptions(caller=NOBODY)
+    theirs = SuspendOptions(caller=NOBODY, deadline=REST)
     with pytest.raises(NotAuthorized, match="belongs to uid 0"):
         suspend(node, last, theirs, Progress())
     computes_right(ring, undisturbed)
-    assert suspend(node, last, SuspendOptions(), Progress()).owner == 0
+    assert suspend(node, last, SuspendOptions(deadline=REST), Progress()).owner == 0
     with pytest.raises(NotAuthorized, match=f"not to {NOBODY}"):
         resume(node, last, ResumeOptions(caller=NOBODY), Progress())
     resume(node, last, ResumeOptions(), Progress())
@@ -394,7 +398,7 @@ def test_a_rank_without_the_hook(
     (last,) = (pid for pid in children(ring.pid) if b"last" in _words(pid))
     refused(node, ring.pid, Unsupported, f"shares device memory|process {last} runs without")
     with pytest.raises(Unsupported, match=f"process {last} runs without the hook"):
-        checkpoint(node, ring.pid, CheckpointOptions(mode="stop"), Progress())
+        checkpoint(node, ring.pid, CheckpointOptions(mode="stop", deadline=REST), Progress())
     computes_right(ring, undisturbed)
     ring.kill()
     ring, first, last = apart(start, "bare")
