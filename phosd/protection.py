@@ -18,8 +18,9 @@ class Protection(StrEnum):
 
     ``FAILED``: what was asked for last, and would have made an image, failed. ``NEVER``: it has no
     image. ``LATE``: the newest one is older than its schedule allows. ``SAVED``: it has an image,
-    and no schedule makes another. ``PROTECTED``: its schedule is kept. ``ENDED``: it was saved by a
-    schedule, and runs no more.
+    and no schedule makes another. ``PROTECTED``: its schedule is kept. ``WAITING``: it waits in a
+    pool to be started, and has nothing to lose. ``ENDED``: it was saved by a schedule, and runs no
+    more.
     """
 
     FAILED = "failed"
@@ -27,12 +28,18 @@ class Protection(StrEnum):
     LATE = "late"
     SAVED = "saved"
     PROTECTED = "protected"
+    WAITING = "waiting"
     ENDED = "ended"
 
     @property
     def needs_attention(self) -> bool:
         """Whether somebody should look."""
         return self in (Protection.FAILED, Protection.NEVER, Protection.LATE)
+
+    @property
+    def counts(self) -> bool:
+        """Whether such a program is one of those that run: it neither waits nor has ended."""
+        return self not in (Protection.WAITING, Protection.ENDED)
 
     @property
     def sign(self) -> str:
@@ -46,6 +53,7 @@ _SIGNS = {
     Protection.LATE: "\N{BLACK UP-POINTING TRIANGLE}",
     Protection.SAVED: "\N{MIDDLE DOT}",
     Protection.PROTECTED: "\N{BLACK CIRCLE}",
+    Protection.WAITING: "\N{MIDDLE DOT}",
     Protection.ENDED: "\N{WHITE SQUARE}",
 }
 
@@ -166,8 +174,8 @@ def without_program(
 
 
 def running(found: Iterable[Program]) -> int:
-    """Return how many of the programs have not ended."""
-    return sum(bool(each.processes) for each in found)
+    """Return how many of the programs run, rather than that they have ended or wait in a pool."""
+    return sum(each.protection.counts for each in found)
 
 
 def _groups(processes: Iterable[Process]) -> Iterable[Sequence[Process]]:
@@ -187,11 +195,12 @@ def _program(
     trouble = max(failed, key=lambda job: job.number, default=None)
     unsaved = any(job.operation == "checkpoint" for job in failed)
     made = image.created if image is not None else None
+    protection = _protection(made, every, now, unsaved=unsaved)
     return Program(
         name=group[0].name,
         user_name=group[0].user_name,
         processes=tuple(group),
-        protection=_protection(made, every, now, unsaved=unsaved),
+        protection=Protection.WAITING if all(each.waits for each in group) else protection,
         restarter=next((each.restarter for each in group if each.restarter), ""),
         image=image,
         every=every,

@@ -125,6 +125,7 @@ class ProcessRow(TypedDict):
     slurm_step: str | None
     restarter: str | None
     pool: str | None
+    waits: bool
     hollow: bool
     ready: bool
     wakes: bool
@@ -134,6 +135,7 @@ class ProcessRow(TypedDict):
 class ProcessDetails(ProcessRow):
     """The line of `phos ps PID`."""
 
+    doors: list[str]
     blocks: list[LiveBlock]
     all_blocks: bool
     kernels: list[LiveKernel]

@@ -171,6 +171,13 @@ class AsyncClient:
         path = await self._ask("GetProcess", pid)
         return int(await self._call(path, PROCESS, "AnalyseKernels", count=count))
 
+    async def doors(self, pid: int) -> list[str]:
+        """Return where a process, and those below it, listen: ``127.0.0.1:8000``, say, or
+        ``/run/chat.sock``.
+        """
+        path = await self._ask("GetProcess", pid)
+        return [*await self._call(path, PROCESS, "ListDoors")]
+
     async def changes(self) -> AsyncGenerator[Change, None]:
         """Yield every object that you may see as ``added``, and then each change, until you stop.
 

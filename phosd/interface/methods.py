@@ -90,6 +90,15 @@ PROCESS = Interface(
             "process-kernels",
         ),
         Method(
+            "ListDoors",
+            "",
+            "as doors",
+            "List where it and the processes below it listen: `127.0.0.1:8000`, `/run/chat.sock`, "
+            "`@abstract`.",
+            options.NoOptions,
+            "process-doors",
+        ),
+        Method(
             "ReadLog",
             "",
             "s log",

@@ -30,6 +30,7 @@ Tcp = Literal["refuse", "close"]
 Then = Literal["run", "end", "hold"]
 Files = Literal["rollback", "keep", "cut", "as-is"]
 CloneFiles = Literal["copy", "share", "refuse"]
+ClonePorts = Literal["move", "refuse"]
 
 
 class NoOptions(TypedDict, total=False):
@@ -250,6 +251,15 @@ class RestoreOptions(JobOptions, total=False):
             "each, or may `share` those that it appends to, or is to `refuse` if there are any.",
             "copy",
             feature="clones",
+        ),
+    ]
+    clone_ports: Annotated[
+        ClonePorts,
+        Said(
+            "Where another program has a TCP port on which the program listened, a clone listens "
+            "on another one, which the job's notes tell (`move`), or is to `refuse`.",
+            "move",
+            feature="clone-ports",
         ),
     ]
     gpu: Annotated[

@@ -117,6 +117,9 @@ class Process:
         private=True,
     )
     pool: str = prop("Pool", "s", "The pool that its program is of; empty: of none.", private=True)
+    waits: bool = prop(
+        "Waits", "b", "Whether it waits in its pool to be started: it has computed nothing yet."
+    )
     hollow: bool = prop(
         "Hollow", "b", "Whether it is suspended with its contexts on its GPUs, and frozen."
     )

@@ -15,6 +15,7 @@ TONES = {
     Protection.LATE: "warn",
     Protection.SAVED: "",
     Protection.PROTECTED: "good",
+    Protection.WAITING: "dim",
     Protection.ENDED: "",
 }
 _HEADLINES = {Protection.NEVER: "never saved"}
@@ -63,6 +64,8 @@ def _basis(node: Node) -> object:
 def protected_cell(program: Program, now: float) -> Cell:
     """Return how well a program is protected, and the age of its newest image."""
     kind, image = program.protection, program.image
+    if kind is Protection.WAITING:
+        return f"{kind.sign} {kind}", TONES[kind]
     age = f" {since(image.created, now)}" if image is not None and image.created else ""
     return f"{kind.sign} {kind}{age}", TONES[kind]
 
@@ -99,6 +102,7 @@ def trouble_cell(program: Program, process: Process, now: float) -> Cell:
 def headline(found: Iterable[Program]) -> list[tuple[str, str]]:
     """Return texts and tones that say how many programs are how well protected, the worst first."""
     counts = Counter(each.protection for each in found)
+    del counts[Protection.WAITING]  # of pools, which have a screen of their own
     if len(counts) == 1 and (number := counts[Protection.PROTECTED]) > 1:
         return [(f"{Protection.PROTECTED.sign} all {number} protected", "good")]
     return [

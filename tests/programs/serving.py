@@ -1,7 +1,8 @@
 """Serves as a model does: whoever sends a line, by TCP or by a unix socket, gets that of a step,
 which is computed then. Its steps are those of ``single``.
 
-The second argument is the unix socket's path; beside it, in ``.port``, is the TCP port. With
+The second argument is the unix socket's path; beside it, in ``.port``, is the TCP port. With a
+third one, ``tcp``, there is no unix socket. With
 ``PHOS_TEST_THINKS`` it takes so many seconds before it computes what it was asked for.
 """
 
@@ -17,23 +18,24 @@ from gpu import Device, Report, State
 THINKS = float(os.environ.get("PHOS_TEST_THINKS") or 0)
 
 
-def listening(path: str) -> list[socket.socket]:
-    """Return the two sockets."""
-    local = socket.socket(socket.AF_UNIX)
-    local.bind(path)
-    local.listen()
+def listening(path: str, *only: str) -> list[socket.socket]:
+    """Return the sockets."""
+    local = [] if "tcp" in only else [socket.socket(socket.AF_UNIX)]
+    for each in local:
+        each.bind(path)
+        each.listen()
     remote = socket.create_server(("127.0.0.1", 0))
     draft = Path(f"{path}.draft")
     draft.write_text(str(remote.getsockname()[1]))
     draft.rename(f"{path}.port")
-    return [local, remote]
+    return [*local, remote]
 
 
 def main() -> None:
     report = Report()
     state = State(Device())
     steps = report.steps()
-    doors, callers = listening(sys.argv[2]), list[socket.socket]()
+    doors, callers = listening(*sys.argv[2:]), list[socket.socket]()
     while True:
         for each in select.select([*doors, *callers], [], [])[0]:
             if each in doors:

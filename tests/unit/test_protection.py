@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from phosd.interface.records import Image, Job, Process
-from phosd.protection import TOLD, Protection, ended, programs
+from phosd.protection import TOLD, Protection, ended, programs, running
 
 NOW = 10_000.0
 PROCESS = Process("/process/7", pid=7, name="bert", user=1, user_name="ann", state="running")
@@ -14,6 +14,16 @@ IMAGE = Image("/image/i", id="i", created=NOW - 60.0)
 
 def failed(number: int, operation: str = "checkpoint", target: str = "7") -> Job:
     return Job(f"/job/{number}", number=number, operation=operation, target=target, state="failed")
+
+
+def test_what_waits_in_a_pool_has_nothing_to_lose() -> None:
+    waits = replace(PROCESS, name="", waits=True, pool="chat", state="suspended")
+    started = replace(waits, path="/p/8", pid=8, waits=False, state="running")
+    first, second = programs([waits, started], [], [], NOW)
+    assert (first.processes, first.protection) == ((started,), Protection.NEVER)
+    assert (second.processes, second.protection) == ((waits,), Protection.WAITING)
+    assert not second.protection.needs_attention
+    assert running([first, second]) == 1
 
 
 @pytest.mark.parametrize(

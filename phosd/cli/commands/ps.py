@@ -169,6 +169,7 @@ def _show(settings: Settings, path: str) -> None:
     row["kernels"], no_kernels = [], ""
     if not no_blocks:  # a hook that does not answer would let us wait twice
         row["kernels"], no_kernels = _told(settings, path, "ListKernels", _KERNEL, _MOST_KERNELS)
+    row["doors"] = _doors(settings, path)
     row["all_blocks"] = len(row["blocks"]) < _MOST_BLOCKS
     row["all_kernels"] = len(row["kernels"]) < _MOST_KERNELS
     if settings.json:
@@ -187,6 +188,7 @@ def _show(settings: Settings, path: str) -> None:
             "last image": row["last_image"],
             "every": _every(row),
             "output": ", ".join(row["output"]),
+            **({"listens on": ", ".join(row["doors"])} if row["doors"] else {}),
             "blocks": no_blocks or _cut(row["all_blocks"], f"{_MOST_BLOCKS:,} of the lowest ids"),
             "kernels": no_kernels
             or _cut(row["all_kernels"], f"{_MOST_KERNELS:,}, suspects and those launched most"),
@@ -215,6 +217,16 @@ def _show(settings: Settings, path: str) -> None:
 def _cut(whole: bool, shown: str) -> str:
     """Return a remark for a list that reached phosd's limit and so may be incomplete."""
     return "" if whole else f"only {shown}; there may be more"
+
+
+def _doors(settings: Settings, path: str) -> list[str]:
+    """Return where the process listens, as far as phosd tells."""
+    try:
+        return [*ask(settings, path, PROCESS, "ListDoors")]
+    except CallError as error:
+        if of_bus(error, settings.bus).code not in _NOTHING:
+            raise
+        return []
 
 
 def _told(
@@ -256,6 +268,7 @@ def _row(process: dict[str, Any], found: Managed) -> dict[str, Any]:
         "slurm_step": process.get("SlurmStep") or None,
         "restarter": process.get("Restarter") or None,
         "pool": process.get("Pool") or None,
+        "waits": process.get("Waits", False),
         "hollow": process.get("Hollow", False),
         "ready": process.get("Ready", False),
         "wakes": process.get("Wakes", False),

@@ -70,15 +70,14 @@ _MOST_CLONES = 1000
 def restore(
     settings: Settings,
     image: str,
-    files: str | None,
     output: Path | None,
     pidns: bool,
     clones: int | None,
-    clone_files: str | None,
     gpus: tuple[str, ...],
     hollow: bool | None,
     follow: bool,
     dry_run: bool,
+    **policies: str | None,
 ) -> None:
     """Run a program again from its image. It goes on from where it was, under its old pid. In a pid
     namespace it has its old pid for itself, and another one outside.
@@ -96,17 +95,15 @@ def restore(
       phos restore latest --gpu 0:2,1:3    what was on GPUs 0 and 1 comes to 2 and 3
       phos restore latest --clone 2 --hollow   two that `phos resume` starts in a moment
     """
-    if clone_files is not None and clones is None:
-        raise click.UsageError("--clone-files says how to --clone")
+    if clones is None and (policies["clone_files"] or policies["clone_ports"]):
+        raise click.UsageError("--clone-files and --clone-ports say how to --clone")
     if follow and (clones is not None or dry_run or hollow or settings.json):
         raise click.UsageError("--follow is for one program that goes on, and for people")
-    given: dict[str, str | bool] = {} if files is None else {"files": files}
+    given: dict[str, str | bool] = {key: value for key, value in policies.items() if value}
     if output:
         given["output"] = str(output.absolute())
     if pidns:
         given["pid_namespace"] = True
-    if clone_files is not None:
-        given["clone_files"] = clone_files
     if gpus:
         given["gpu"] = ",".join(gpus)
     if hollow:

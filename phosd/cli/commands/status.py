@@ -35,6 +35,7 @@ def status(settings: Settings) -> None:
     PROTECTED is protected (its schedule is kept), saved (it has an image, and nobody makes the next
     one: `phos checkpoint PID --every 10m`), late (its newest image is older than one and a half
     intervals), never (it has no image), or failed (its last checkpoint, since when there is none).
+    Programs that wait in a pool have nothing to lose, and are not listed: see `phos pool`.
     A program with a schedule that has ended within a day of its newest image is ended: phosd does
     not know whether it had done its work.
     AGE is that of its newest image, NEXT when the next one is due. STOP is for how long it stood
@@ -114,6 +115,7 @@ def _judged(settings: Settings, found: Managed, now: float) -> list[Program]:
     images = [each for each in known if isinstance(each, Image)]
     jobs = [each for each in known if isinstance(each, Job)]
     judged = programs(processes, images, jobs, now)
+    judged = [each for each in judged if each.protection is not Protection.WAITING]
     if without_program(processes, images, now):
         judged += ended(processes, images, [*_past_checkpoints(settings, now), *jobs], now)
     return judged

@@ -31,7 +31,7 @@ from phosd.service.jobs.table import JobTable
 
 _MOST_USERS = 100
 """Most users with labels of their own."""
-_OF_RUNNING = tuple(each for each in Protection if each is not Protection.ENDED)
+_OF_PROGRAMS = tuple(each for each in Protection if each.counts)
 _WHERE = ("memory", "disk")
 _DISK_SECONDS = 10.0
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -114,7 +114,7 @@ class _Programs(Collector):
             "Programs, by how well they are protected: `phos status` names them.",
             labels=("protection",),
         )
-        for protection in reversed(_OF_RUNNING):
+        for protection in reversed(_OF_PROGRAMS):
             family.add_metric((str(protection),), counts[protection])
         yield family
         yield GaugeMetricFamily(
@@ -126,7 +126,7 @@ class _Programs(Collector):
         yield GaugeMetricFamily(
             "phosd_programs_nobody_restarts",
             "Programs that only a person would start again if they, or the node, failed.",
-            sum(not each.restarter for each in found),
+            sum(not each.restarter for each in found if each.protection.counts),
         )
 
     def _found(self, now: float) -> list[Program]:
@@ -278,6 +278,7 @@ def _process_record(path: str, view: ProcessView) -> Process:
         last_image=view.last_image,
         restarter=process.restarter,
         every=view.every,
+        waits=view.waits,
     )
 
 

@@ -303,8 +303,8 @@ class Inventory:
         schedule = self._periodic.of(process.pid, process.start_time)
         every, keep = (schedule.every, schedule.keep) if schedule else (0.0, 0)
         last = self._last_image.get(process_id, "") or self._restored_from(process.pid)
-        sleeper, pool = self._sleepers.of(process_id), self._pools.of(process.pid)
-        return ProcessView(process, last, gpus, every, keep if every else 0, sleeper, pool)
+        sleeper, in_pool = self._sleepers.of(process_id), self._pools.place_of(process.pid)
+        return ProcessView(process, last, gpus, every, keep if every else 0, sleeper, *in_pool)
 
     def _restored_from(self, pid: int) -> str:
         """Return the image that the program of a process was restored from; empty: none."""

@@ -51,6 +51,7 @@ PROCESS_READERS: Mapping[str, Callable[[ProcessView], object]] = {
     "SlurmStep": lambda view: str(view.process.slurm_step or ""),
     "Restarter": lambda view: view.process.restarter,
     "Pool": lambda view: view.pool,
+    "Waits": lambda view: view.waits,
     "Hollow": lambda view: view.process.away is not None and view.process.away.hollow,
     "Ready": lambda view: view.process.away is not None and view.process.away.ready,
     "Wakes": lambda view: view.sleeper is not None,

@@ -48,7 +48,7 @@ def microseconds(seconds: float | None) -> int:
 class ProcessView:
     """A GPU process, the id of its latest image, and its periodic checkpoints: one every ``every``
     seconds (0: none), of which the last ``keep`` are kept. ``sleeper``: how it is woken, if it is
-    when somebody calls it. ``pool``: the one that its program is of.
+    when somebody calls it. ``pool``: the one that its program is of, and perhaps ``waits`` in.
     """
 
     process: GpuProcess
@@ -58,6 +58,7 @@ class ProcessView:
     keep: int
     sleeper: Sleeper | None = None
     pool: str = ""
+    waits: bool = False
 
 
 def suspended(views: Iterable[ProcessView]) -> dict[Away, list[ProcessView]]:

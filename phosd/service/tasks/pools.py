@@ -1,15 +1,18 @@
 """Keep programs of an image ready to be started: pools."""
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 
 from phosd.engine.image.manifest import Manifest
 from phosd.engine.job.journal import JobRecord
 from phosd.engine.job.progress import Progress
+from phosd.engine.program.doors import places
 from phosd.engine.system import procfs
+from phosd.engine.system.freezer import with_those_below
 from phosd.engine.system.procfs import ProcessId
-from phosd.errors import Busy, NoSuchProcess, PhosError
+from phosd.errors import Busy, NoSuchProcess, PhosError, Unsupported
 from phosd.service.history.history import History
 from phosd.service.jobs.engine import Engine
 from phosd.service.jobs.options import PoolRequest, RestoreRequest, ResumeRequest
@@ -86,12 +89,16 @@ class Pools:
             missing=sum(max(0, each.wanted - len(each.resting)) for each in kept),
         )
 
-    def of(self, pid: int) -> str:
-        """Return the pool that a process is of, or one above it; empty: none."""
-        if not self._pools:
-            return ""
-        above = ancestors(pid)
-        return next((each.pool.name for each in self if above & each.pids), "")
+    def place_of(self, pid: int) -> tuple[str, bool]:
+        """Return the pool that a process is of, or one above it (empty: none), and whether it waits
+        there to be started.
+        """
+        if self._pools:
+            above = ancestors(pid)
+            for each in self:
+                if above & each.pids:
+                    return each.pool.name, any(m.process.pid in above for m in each.resting)
+        return "", False
 
     def images(self) -> dict[str, str]:
         """Return the images that pools need, each with the name of a pool."""
@@ -189,7 +196,7 @@ class Pools:
             level = READY if member.suspension in self._engine.ready() else HOLLOW
             try:
                 self._engine.resume(process.pid, ResumeRequest(), pool.owner, progress)
-                return self._runs(kept, process, level)
+                return self._runs(kept, process, level, progress)
             except NoSuchProcess as error:  # it has died in its sleep
                 progress.note(f"process {process.pid} of the pool is gone: {error}")
             except PhosError:
@@ -202,7 +209,7 @@ class Pools:
         try:
             request = RestoreRequest(clone=clone_name(pool))
             pid = self._engine.restore(pool.image, request, pool.owner, progress)
-            return self._runs(kept, procfs.process_id(pid), IMAGE)
+            return self._runs(kept, procfs.process_id(pid), IMAGE, progress)
         finally:
             with kept.lock:
                 kept.restoring -= 1
@@ -226,12 +233,17 @@ class Pools:
             progress.check()
             time.sleep(_TURN_SECONDS)
 
-    def _runs(self, kept: KeptPool, process: ProcessId | None, level: str) -> Outcome:
+    def _runs(
+        self, kept: KeptPool, process: ProcessId | None, level: str, progress: Progress
+    ) -> Outcome:
         if process is None:
             return Outcome("", level)
         with kept.lock:
             kept.started.append(process)
         self._filler.record(kept)
+        with contextlib.suppress(Unsupported):  # they are too many to look at
+            if found := places(with_those_below([process])):
+                progress.note(f"it listens on {', '.join(found)}")
         made_of = kept.pool.image if level == IMAGE else ""
         return Outcome(str(process.pid), level, process=key_of(process.pid), made_of=made_of)
 

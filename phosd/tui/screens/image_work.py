@@ -42,6 +42,9 @@ def clone(screen: NodeScreen, image: Image) -> None:
                [("it gets a copy of each", "copy"),
                 ("it may share those that it appends to", "share"),
                 ("refuse it if there are any", "refuse")]),
+        Choice("clone_ports", "TCP ports that another program has by now",
+               [("it listens on others", "move"),
+                ("refuse it if there are any", "refuse")]),
         *_places(),
     ]  # fmt: skip
     _restore_so(screen, image, "Clone", choices)

@@ -96,10 +96,11 @@ def _restarter(process: Process) -> Cell:
 
 
 def _surroundings(process: Process) -> str:
-    """Return the container, with its pod, and the step of a Slurm job, that it is in."""
-    if not process.container and not process.slurm_step:  # as most are
+    """Return the container, with its pod, the step of a Slurm job, and the pool that it is in."""
+    if not (process.container or process.slurm_step or process.pool):  # as most are
         return ""
-    within = (container_text(process.container), process.slurm_step)
+    pool = f"pool {process.pool}" if process.pool else ""
+    within = (container_text(process.container), process.slurm_step, pool)
     return plain(" ".join(filter(None, within)))
 
 

@@ -4,32 +4,41 @@ import errno
 import fcntl
 import os
 import re
+import socket
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from phosd.engine.criu.restore import restore as restore_module
-from phosd.engine.criu.restore.clone import Clone, CloneFiles
+from phosd.engine.criu.restore.clone import Clone, CloneFiles, ClonePorts
 from phosd.engine.criu.restore.options import TreeRestoreOptions
 from phosd.engine.criu.restore.restore import Restored, restore_tree
 from phosd.engine.job.cancellation import Cancellation
+from phosd.engine.program import doors
 from phosd.engine.system import pid_namespaces, sockets
 from phosd.errors import Busy, Cancelled, ImageCorrupt, Internal, Reason, Unsupported
 from tests.node.criu.life import COUNTER, HOLDER, USER, CriuKiller, Life, in_order, wait_for
 
 
-def clone(beside: Life, name: str, files: CloneFiles = CloneFiles.COPY) -> Restored:
-    restored = beside.restore(clone=Clone(beside.saved_tree, name, files))
+def clone(
+    beside: Life,
+    name: str,
+    files: CloneFiles = CloneFiles.COPY,
+    ports: ClonePorts = ClonePorts.MOVE,
+) -> Restored:
+    restored = beside.restore(clone=Clone(beside.saved_tree, name, files, ports))
     restored.settle()
     return restored
 
 
-def refused(beside: Life, error: type[Exception] = Unsupported) -> str:
+def refused(
+    beside: Life, error: type[Exception] = Unsupported, ports: ClonePorts = ClonePorts.MOVE
+) -> str:
     """A clone is refused, and nothing is changed; what was said."""
     before = sorted(beside.home.iterdir())
     with pytest.raises(error) as caught:
-        clone(beside, "refused")
+        clone(beside, "refused", ports=ports)
     assert sorted(beside.home.iterdir()) == before
     return str(caught.value)
 
@@ -120,7 +129,8 @@ def test_what_only_one_can_have_is_named_and_free_when_the_original_has_gone(bes
     beside.counts_on()
     beside.dump()
     there = (beside.home / "socket").stat()
-    first = refused(beside)
+    assert "TCP port" not in refused(beside), "it would listen on another one"
+    first = refused(beside, ports=ClonePorts.REFUSE)
     assert all(word in first for word in ("TCP port", "UDP port", f"@{beside.home}", "/socket"))
     assert "end" in first and "of a TCP connection" in first
     assert (beside.home / "socket").stat().st_ino == there.st_ino, "CRIU would remove it"
@@ -128,7 +138,75 @@ def test_what_only_one_can_have_is_named_and_free_when_the_original_has_gone(bes
     beside.kill()
     clone(beside, "a")
     beside.counts_on(Path(f"{beside.log}.clone-a"))
-    assert "TCP port" in refused(beside)
+    assert "TCP port" in refused(beside, ports=ClonePorts.REFUSE)
+
+
+SERVER = """
+import os, select, socket
+doors = [socket.create_server(("127.0.0.1", 0))]
+port = doors[0].getsockname()[1]
+doors.append(socket.create_server(("::1", port), family=socket.AF_INET6))
+for _ in range(2):  # as several workers have
+    doors.append(socket.create_server(("127.0.0.2", port), reuse_port=True))
+with open("draft", "w") as file:
+    file.write(str(port))
+os.rename("draft", "port")
+value = 0
+while True:
+    for door in select.select(doors, [], [])[0]:
+        value += 1
+        caller = door.accept()[0]
+        caller.sendall(f"{value}".encode())
+        caller.close()
+"""
+
+
+def called(host: str, port: int) -> int:
+    with socket.create_connection((host, port), 20) as caller:
+        return int(caller.recv(99))
+
+
+def ports_of(restored: Restored) -> dict[str, int]:
+    """Where a clone listens."""
+    found = (place.rpartition(":") for place in doors.places(restored.ids.values()))
+    return {host: int(port) for host, _, port in found}
+
+
+def test_servers_of_one_port_answer_beside_each_other(beside: Life) -> None:
+    """Each on a port of its own, and the original on the one that it had."""
+    beside.start(SERVER)
+    wait_for((beside.home / "port").exists)
+    port = int((beside.home / "port").read_text())
+    assert [called("127.0.0.1", port) for _ in range(2)] == [1, 2]
+    beside.dump()
+    assert called("127.0.0.1", port) == 3
+    found = [ports_of(clone(beside, name)) for name in ("a", "b")]
+    ports = [{*each.values()} for each in found]
+    assert [len(each) for each in ports] == [1, 1], "all of its sockets are on one"
+    assert len({port, *ports[0], *ports[1]}) == 3
+    for each in found:
+        assert each.keys() == {"127.0.0.1", "127.0.0.2", "[::1]"}
+        hosts = [host.strip("[]") for host in each]
+        assert [called(host, each["127.0.0.1"]) for host in hosts] == [3, 4, 5]
+    assert called("::1", port) == 4
+    beside.kill()
+    assert {*ports_of(clone(beside, "c")).values()} == {port}, "it is free again"
+    assert f"TCP port {port} of 127.0.0.1" in refused(beside, ports=ClonePorts.REFUSE)
+
+
+def test_a_server_that_calls_itself_keeps_its_port(beside: Life) -> None:
+    beside.start(
+        "import socket\nlistening = socket.create_server(('0.0.0.0', 0))\n"
+        "port = listening.getsockname()[1]\n"
+        "held = socket.create_connection(('127.0.0.1', port)), listening.accept()\n" + COUNTER
+    )
+    beside.counts_on()
+    beside.dump()
+    said = refused(beside)
+    assert "TCP port" in said and "of a TCP connection" in said
+    beside.kill()
+    clone(beside, "a")
+    beside.counts_on(Path(f"{beside.log}.clone-a"))
 
 
 def test_sockets_of_the_gpus_driver_get_names_of_their_own(beside: Life) -> None:

@@ -1,5 +1,6 @@
 """The real daemon and engine: pools of programs that are started in a moment."""
 
+import json
 import os
 import signal
 from collections.abc import Iterator
@@ -80,8 +81,13 @@ def test_one_is_started_and_the_next_is_made(
         first = int(str(done["result"]))
         assert first in hollow
         wait_for(bus, place, waiting=2, running=1)
-        pools = {int(str(row["pid"])): row["pool"] for row in phos(bus, place, "ps")}
-        assert {pools[pid] for pid in (first, *suspended(bus, place))} == {"chat"}
+        pools = {row["pid"]: (row["pool"], row["waits"]) for row in phos(bus, place, "ps")}
+        waiting = suspended(bus, place)
+        assert pools[first] == ("chat", False)
+        assert {pools[pid] for pid in waiting} == {("chat", True)}
+        listed = phos_ended(bus, place, "status", "--json").stdout.splitlines()
+        pids = {pid for line in listed for pid in json.loads(line)["pids"]}
+        assert first in pids and not waiting & pids, "what waits is no program yet"
         told = scrape(port)
         for state, count in {"waiting": 2, "running": 1, "missing": 0}.items():
             assert told["phosd_pool_programs", (("state", state),)] == count

@@ -28,10 +28,10 @@ def server(place: Path) -> Iterator[Server]:
     """Starts servers by a name each; nothing is left of them afterwards."""
     found: list[Target] = []
 
-    def started(name: str, thinks: float = 0) -> Target:
+    def started(name: str, thinks: float = 0, *only: str) -> Target:
         path = place / f"{name}.sock"
         extra = {"PHOS_TEST_THINKS": str(thinks)}
-        words = ("0", str(path))
+        words = ("0", str(path), *only)
         found.append(start("serving", place, runtime=place / "run", arguments=words, extra=extra))
         wait_until(Path(f"{path}.port").exists, f"{name} to listen")
         return found[-1]

@@ -2,7 +2,7 @@
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from phosd.engine.criu.images.fields import FileEntry
 from phosd.engine.criu.images.saved_files import SavedFiles
@@ -50,7 +50,9 @@ class Devices(FileKind):
             if MemoryName.parse(name) is None:
                 raise ImageCorrupt(f"the image names no device memory by {name!r}", "delete it")
 
-    def taken(self, files: SavedFiles, details: CpuDetails) -> Iterator[str]:
+    def taken(
+        self, files: SavedFiles, details: CpuDetails, moved: Collection[int]
+    ) -> Iterator[str]:
         if any(True for _ in files.of(FileEntry.TUNF)):
             yield "a network device (TUN)"
 

@@ -5,16 +5,25 @@ import os
 import socket
 import stat
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
 from phosd.engine.criu.files import tcp_pairs
 from phosd.engine.criu.images import connection_record
 from phosd.engine.criu.images.fields import FileEntry, InetSkEntry
+from phosd.engine.criu.images.image_file import Field, changed
 from phosd.engine.criu.images.ports import PortsTakenBack
 from phosd.engine.criu.images.saved_files import Message, SavedFiles, number_in
 from phosd.engine.criu.kinds.connections import Connections
-from phosd.engine.criu.kinds.kind import Choices, FileKind, Restoring, Sizes, place
+from phosd.engine.criu.kinds.kind import (
+    Choices,
+    CloneNames,
+    FileKind,
+    Restoring,
+    Sizes,
+    place,
+)
 from phosd.engine.criu.kinds.reconnection import TcpReconnection
 from phosd.engine.criu.run.part import CriuPart
 from phosd.engine.criu.run.tree_resources import TreeResources
@@ -62,25 +71,63 @@ class InternetSockets(FileKind):
         unread = sizes.get(connection_record.UNREAD)
         connection_record.require_sound(details.connections, unread)
 
-    def taken(self, files: SavedFiles, details: CpuDetails) -> Iterator[str]:
-        here = os.getpid()
-        there = {
-            socket.IPPROTO_TCP: [s for s in tcp.tcp_sockets(here) if s.state != tcp.State.ENDED],
-            socket.IPPROTO_UDP: tcp.udp_sockets(here),
-        }
-        for each in files.of(FileEntry.ISK):
-            protocol = number_in(each, InetSkEntry.PROTO)
-            port = number_in(each, InetSkEntry.SRC_PORT)
-            if protocol == socket.IPPROTO_TCP and number_in(each, InetSkEntry.STATE) not in _BOUND:
-                continue
-            address = _address(each)
-            if port and any(
-                other.here[1] == port and _overlap(other.here[0], address)
-                for other in there.get(protocol, ())
-            ):
-                kind = "TCP" if protocol == socket.IPPROTO_TCP else "UDP"
-                yield f"the {kind} port {port} of {address}"
+    def taken(
+        self, files: SavedFiles, details: CpuDetails, moved: Collection[int]
+    ) -> Iterator[str]:
+        for protocol, (address, port) in _taken(files):
+            if protocol != "TCP" or port not in moved:
+                yield f"the {protocol} port {port} of {address}"
         yield from _connected(details.connections)
+
+    def in_clone(self, entry: Field, names: CloneNames) -> Field:
+        if entry.number != FileEntry.ISK or not entry.value or not names.ports:
+            return entry
+        return changed(entry, partial(_moved, names.ports))
+
+
+def listening_ports_taken(files: SavedFiles) -> frozenset[int]:
+    """Return the TCP ports on which a saved tree listens, and which another program has now."""
+    listening = {
+        number_in(each, InetSkEntry.SRC_PORT)
+        for each in files.of(FileEntry.ISK)
+        if number_in(each, InetSkEntry.STATE) == tcp.State.LISTENING
+    }
+    taken = {port for protocol, (_, port) in _taken(files) if protocol == "TCP"}
+    return frozenset(listening & taken)
+
+
+def _taken(files: SavedFiles) -> Iterator[tuple[str, tcp.Place]]:
+    """Yield the protocol, address and port of each socket that another program has bound now."""
+    here = os.getpid()
+    there = {
+        socket.IPPROTO_TCP: [s for s in tcp.tcp_sockets(here) if s.state != tcp.State.ENDED],
+        socket.IPPROTO_UDP: tcp.udp_sockets(here),
+    }
+    for each in files.of(FileEntry.ISK):
+        protocol = number_in(each, InetSkEntry.PROTO)
+        port = number_in(each, InetSkEntry.SRC_PORT)
+        if protocol == socket.IPPROTO_TCP and number_in(each, InetSkEntry.STATE) not in _BOUND:
+            continue
+        address = _address(each)
+        if port and any(
+            other.here[1] == port and _overlap(other.here[0], address)
+            for other in there.get(protocol, ())
+        ):
+            yield "TCP" if protocol == socket.IPPROTO_TCP else "UDP", (address, port)
+
+
+def _moved(ports: Mapping[int, int], entry: list[Field]) -> Iterator[Field]:
+    """Give a TCP socket that CRIU binds the port that it is to have instead."""
+    values = {field.number: field.value for field in entry}
+    tcp_bound = (
+        values.get(InetSkEntry.PROTO) == socket.IPPROTO_TCP
+        and values.get(InetSkEntry.STATE) in _BOUND
+    )
+    for each in entry:
+        if tcp_bound and each.number == InetSkEntry.SRC_PORT and each.value in ports:
+            yield Field.of(each.number, ports[int(each.value)])
+        else:
+            yield each
 
 
 def _connected(connections: Iterable[Connection]) -> Iterator[str]:

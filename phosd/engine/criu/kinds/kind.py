@@ -1,6 +1,6 @@
 """Define a kind of files: what is refused of it, and what a dump and a restore do for it."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
@@ -34,11 +34,12 @@ class Choices:
 
 @dataclass(frozen=True)
 class CloneNames:
-    """The names that a clone's files have instead of the original names: ``paths`` of copies, and
-    ``sockets``, which are chosen when they are met.
+    """The names that a clone's files have instead of the original names: ``paths`` of copies, the
+    TCP ``ports`` on which it listens, and ``sockets``, which are chosen when they are met.
     """
 
     paths: dict[bytes, bytes]
+    ports: Mapping[int, int] = field(default_factory=dict)
     sockets: dict[bytes, bytes] = field(default_factory=dict)
 
 
@@ -76,9 +77,11 @@ class FileKind:
         kind.
         """
 
-    def taken(self, files: SavedFiles, details: CpuDetails) -> Iterator[str]:
+    def taken(
+        self, files: SavedFiles, details: CpuDetails, moved: Collection[int]
+    ) -> Iterator[str]:
         """Yield what a saved tree has that only one program at a time can have, and that another
-        one has now, in words.
+        one has now, in words. It listens on others instead of the TCP ports in ``moved``.
         """
         return iter(())
 

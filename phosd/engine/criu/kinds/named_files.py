@@ -3,7 +3,7 @@
 import contextlib
 import os
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -61,7 +61,9 @@ class NamedFiles(FileKind):
                     hint="delete it",
                 )
 
-    def taken(self, files: SavedFiles, details: CpuDetails) -> Iterator[str]:
+    def taken(
+        self, files: SavedFiles, details: CpuDetails, moved: Collection[int]
+    ) -> Iterator[str]:
         for number in sorted(files.pipes & files.paths.keys()):
             yield f"the named pipe {files.paths[number]}, from which each would read a part"
         for path in files.linked():

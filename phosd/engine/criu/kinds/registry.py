@@ -1,6 +1,6 @@
 """All kinds of files. Another kind is a file beside the others, and a line here."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from phosd.engine.criu.images.image_file import Field
@@ -50,9 +50,11 @@ def require_sound(details: CpuDetails, sizes: Sizes) -> None:
         kind.require_sound(details, sizes)
 
 
-def taken(files: SavedFiles, details: CpuDetails) -> Iterator[str]:
-    """Yield what a saved tree needs for itself, and another program has now, in words."""
-    return (what for kind in KINDS for what in kind.taken(files, details))
+def taken(files: SavedFiles, details: CpuDetails, moved: Collection[int] = ()) -> Iterator[str]:
+    """Yield what a saved tree needs for itself, and another program has now, in words, but the TCP
+    ports in ``moved``.
+    """
+    return (what for kind in KINDS for what in kind.taken(files, details, moved))
 
 
 def in_clone(entry: list[Field], names: CloneNames) -> Iterator[Field]:

@@ -3,7 +3,7 @@
 import os
 import re
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from functools import partial
 
 from phosd.engine.criu.files import stdio
@@ -46,7 +46,9 @@ class UnixSockets(FileKind):
                     f"connected to {end}, outside the process tree{_remedy(end)}"
                 )
 
-    def taken(self, files: SavedFiles, details: CpuDetails) -> Iterator[str]:
+    def taken(
+        self, files: SavedFiles, details: CpuDetails, moved: Collection[int]
+    ) -> Iterator[str]:
         bound = (
             each
             for each in files.of(FileEntry.USK)

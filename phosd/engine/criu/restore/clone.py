@@ -2,8 +2,9 @@
 
 In a pid namespace of its own a clone has its pids, and CRIU makes its memory, pipes and pairs of
 sockets anew. What is left has names that are the same for all. Files on the disk that the program
-writes to are copied as they were at the checkpoint, to names of the clone's own; what only one
-program can have (:mod:`phosd.engine.criu.kinds`) must be free. So nothing of a clone's
+writes to are copied as they were at the checkpoint, to names of the clone's own; it listens on
+other TCP ports where another program has its own; what else only one program can have
+(:mod:`phosd.engine.criu.kinds`) must be free. So nothing of a clone's
 reaches the original through what it had when it was saved.
 
 The names are changed in a private copy of CRIU's ``files.img``. The sockets of the GPU's driver get
@@ -12,7 +13,7 @@ other names there, too.
 
 import os
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property, partial
@@ -21,11 +22,13 @@ from phosd.engine.criu.files.file_worker import Copied, Inode
 from phosd.engine.criu.files.sqlite import is_database
 from phosd.engine.criu.images.saved_files import SavedFiles
 from phosd.engine.criu.kinds import registry
+from phosd.engine.criu.kinds.internet_sockets import listening_ports_taken
 from phosd.engine.criu.kinds.kind import CloneNames
 from phosd.engine.criu.kinds.locks import Lock, locked, locks_of
 from phosd.engine.criu.restore.private_copy import private_copy
 from phosd.engine.criu.restore.saved_tree import SavedTree
 from phosd.engine.image.cpu_manifest import OpenFile
+from phosd.engine.system.free_ports import free_port
 from phosd.errors import Reason, Unsupported
 
 _SHOWN = 5
@@ -41,6 +44,15 @@ class CloneFiles(StrEnum):
     REFUSE = "refuse"
 
 
+class ClonePorts(StrEnum):
+    """What becomes of TCP ports on which the program listened, and that another program has: the
+    clone listens on others, or there is no clone.
+    """
+
+    MOVE = "move"
+    REFUSE = "refuse"
+
+
 @dataclass(frozen=True)
 class Clone:
     """The clone called ``name`` of ``tree``, which may be one of several."""
@@ -48,6 +60,7 @@ class Clone:
     tree: SavedTree
     name: str
     files: CloneFiles
+    ports: ClonePorts = ClonePorts.MOVE
 
     @cached_property
     def written(self) -> tuple[OpenFile, ...]:
@@ -78,6 +91,15 @@ class Clone:
         locks = locks_of(SavedFiles(self.tree.folder))
         return tuple(lock for lock in locks if lock.path not in copied)
 
+    @cached_property
+    def moved_ports(self) -> frozenset[int]:
+        """The TCP ports instead of which it listens on others: none by which it calls itself."""
+        if self.ports is ClonePorts.REFUSE:
+            return frozenset()
+        ends = (end for each in self.tree.details.connections for end in each.ends)
+        own = {int(end.address[1]) for end in ends}
+        return listening_ports_taken(SavedFiles(self.tree.folder)) - own
+
     def require_possible(self) -> None:
         """Raise :class:`Unsupported`, naming what the clone cannot have beside others."""
         shared = self.files is CloneFiles.SHARE
@@ -98,8 +120,8 @@ class Clone:
                 "database",
                 reason=Reason.TAKEN,
             )
-        taken = [*registry.taken(SavedFiles(self.tree.folder), self.tree.details)]
-        if taken:
+        files = SavedFiles(self.tree.folder)
+        if taken := [*registry.taken(files, self.tree.details, self.moved_ports)]:
             raise _taken(taken)
 
     def _databases(self) -> Iterator[str]:
@@ -117,10 +139,15 @@ class Clone:
         if held := [*locked(self.locks, inodes)]:
             raise _taken(held)
 
-    def private_copy(self) -> AbstractContextManager[SavedTree]:
-        """Return the context of the tree with CRIU's files as the clone needs them."""
+    @contextmanager
+    def private_copy(self) -> Iterator[SavedTree]:
+        """Yield the tree with CRIU's files as the clone needs them."""
         paths = {os.fsencode(file.path): os.fsencode(file.target) for file in self.copies}
-        return private_copy(self.tree, partial(registry.in_clone, names=CloneNames(paths)))
+        with ExitStack() as chosen:
+            ports = {port: chosen.enter_context(free_port()) for port in self.moved_ports}
+            names = CloneNames(paths, ports)
+            change = partial(registry.in_clone, names=names)
+            yield chosen.enter_context(private_copy(self.tree, change))
 
 
 def _taken(what: list[str]) -> Unsupported:

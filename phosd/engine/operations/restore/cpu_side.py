@@ -12,7 +12,7 @@ import msgspec
 from phosd.engine.criu.files.file_worker import Policy
 from phosd.engine.criu.restore import admission
 from phosd.engine.criu.restore import restore as criu_restore
-from phosd.engine.criu.restore.clone import Clone, CloneFiles
+from phosd.engine.criu.restore.clone import Clone, CloneFiles, ClonePorts
 from phosd.engine.criu.restore.driver_phase import HeldRestore
 from phosd.engine.criu.restore.options import TreeRestoreOptions
 from phosd.engine.criu.restore.restore import Restored
@@ -26,7 +26,7 @@ from phosd.engine.node.node import Node
 from phosd.engine.operations.admission import require_room_for_processes
 from phosd.engine.operations.restore.options import RestoreOptions
 from phosd.engine.operations.restore.original import require_ended
-from phosd.engine.program import driver_checkpoint
+from phosd.engine.program import doors, driver_checkpoint
 from phosd.engine.program.driver_checkpoint import GpuPairs
 from phosd.engine.program.follower import of_user
 from phosd.errors import Internal, Reason, Unsupported
@@ -43,7 +43,8 @@ class CpuSide:
         end = Path(options.end) if options.end else None
         self._trees = saved_trees(manifest, node.store.image_folder(manifest.id))
         # Several trees are refused.
-        clone = Clone(self._trees[0], options.clone, CloneFiles(options.clone_files))
+        policies = CloneFiles(options.clone_files), ClonePorts(options.clone_ports)
+        clone = Clone(self._trees[0], options.clone, *policies)
         self._options = TreeRestoreOptions(
             files=Policy(options.files),
             output=output,
@@ -68,10 +69,18 @@ class CpuSide:
         self._opened.close()
 
     def tell_copies(self, progress: Progress) -> None:
-        """Note the files that a clone has for itself."""
+        """Note the files that a clone has for itself, and where it listens if others have its
+        ports.
+        """
         clone = self._options.clone
-        for file in clone.copies if clone is not None else ():
+        if clone is None:
+            return
+        for file in clone.copies:
             progress.note(f"the clone writes to {file.target}, not to {file.path}")
+        if clone.moved_ports:
+            others = ", ".join(map(str, sorted(clone.moved_ports)))
+            here = ", ".join(doors.places(self.ids.values()))
+            progress.note(f"the clone listens on {here}, since others have its port {others}")
 
     def tell_files(self, progress: Progress) -> None:
         """Note what is done with files that are not as they were saved."""

@@ -5,14 +5,16 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import msgspec
 
 from phosd.engine.criu.files.file_worker import Policy
-from phosd.engine.criu.restore.clone import CloneFiles
+from phosd.engine.criu.restore.clone import CloneFiles, ClonePorts
 
 if TYPE_CHECKING:  # mypy cannot evaluate a Literal of computed values
     Files = str
     Cloned = str
+    Ports = str
 else:
     Files = Literal[tuple(map(str, Policy))]
     Cloned = Literal[tuple(map(str, CloneFiles))]
+    Ports = Literal[tuple(map(str, ClonePorts))]
 
 CloneName = Annotated[
     str,
@@ -41,6 +43,8 @@ class RestoreOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ``clone_files``: a clone writes to a ``copy`` of each file on the disk that the program wrote to
     (``FILE.clone-NAME``, as the file was at the checkpoint), or may ``share`` those that it only
     appends to, or there is none if it would write to any (``refuse``).
+    ``clone_ports``: where another program has a TCP port on which the program listened, a clone
+    listens on another one (``move``), or there is none (``refuse``).
     ``gpu``: a GPU of this node, or ``OLD:NEW`` for each of several (``placement.py``); in place of
     those that are not named, it gets the same, or others like them. ``cgroups_of``: the pid of a
     process of the image's owner, in whose cgroups the program goes on; 0: in those that it was in.
@@ -56,6 +60,7 @@ class RestoreOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pid_namespace: bool = False
     clone: CloneName = ""
     clone_files: Cloned = "copy"
+    clone_ports: Ports = "move"
     gpu: str = ""
     cgroups_of: Pid = 0
     hollow: bool = False
