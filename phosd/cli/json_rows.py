@@ -408,6 +408,8 @@ class PastJobRow(TypedDict):
     notes: NotRequired[str]
     executable: NotRequired[str]
     process: NotRequired[str]
+    made_of: NotRequired[str]
+    token: NotRequired[str]
     stop_seconds: NotRequired[float]
     wrong_guesses: NotRequired[int]
     drained_bytes: NotRequired[int]

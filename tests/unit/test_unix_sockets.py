@@ -25,6 +25,7 @@ OTHERWISE = {
     "engine/mover/worker/main.py": ("socket", "takes more connections of phosd's"),
     "engine/program/doors.py": ("socket", "asks duplicates, which another process closes"),
     "engine/program/keeper.py": ("socket", "sets up a network"),
+    "engine/system/free_ports.py": ("socket", "TCP"),
     "engine/system/in_root.py": ("socket", "is the other process of places_apart.py, root's"),
     "engine/system/places_apart.py": ("recv_fds", "receives a place from a process of root's"),
     "engine/system/sd_notify.py": ("AF_UNIX socket", "sends to systemd, and receives nothing"),

@@ -5,10 +5,15 @@ from pathlib import Path
 
 import click
 
+from phosd.cli.client import ask, call
 from phosd.cli.command import command
 from phosd.cli.commands.migrate import tell_notes
 from phosd.cli.job import watch
+from phosd.cli.parameters import Duration
+from phosd.cli.passed_sockets import Served, only_door, require_proxy, require_sockets
 from phosd.cli.settings import Settings
+from phosd.client.daemon import Properties
+from phosd.interface.methods import PROCESS
 
 _FROM = {
     "ready": "which was ready",
@@ -19,16 +24,46 @@ _FROM = {
 
 @command()
 @click.argument("name")
-def start(settings: Settings, name: str) -> None:
+@click.option(
+    "--serve",
+    is_flag=True,
+    help="Pass those who call the sockets that systemd has passed on to the program, and end it "
+    "when this ends.",
+)
+@click.option(
+    "--idle",
+    type=Duration(least=1),
+    help="With --serve: end when there was no connection for so long.",
+)
+def start(settings: Settings, name: str, serve: bool, idle: float | None) -> None:
     """Start a program of a pool. Its pid is printed. One that waits starts in a moment; if none
     does, one is restored.
+
+    With --serve it is what a .socket unit of systemd starts when somebody calls.
 
     \b
     Examples:
       phos start chat
       kill $(phos start chat)             and end it again
+      systemd-socket-activate -l 8000 phos start chat --serve --idle 5min
     """
+    if idle is not None and not serve:
+        raise click.UsageError("--idle says for how long to --serve")
+    if not serve:
+        _tell(settings, watch(settings, "StartPooled", name))
+        return
+    if settings.nodes:
+        raise click.UsageError("--serve is for a program of this machine")
+    sockets, proxy = require_sockets(), require_proxy()
     job = watch(settings, "StartPooled", name)
+    pid = int(job["Result"])
+    with Served(pid) as served:
+        _tell(settings, job)
+        doors = ask(settings, call(settings, "GetProcess", pid), PROCESS, "ListDoors")
+        served.serve(proxy, sockets, only_door(pid, doors), idle)
+
+
+def _tell(settings: Settings, job: Properties) -> None:
     if not settings.json:
         tell_notes(settings, job)
         seconds = (job["Ended"] - job["Started"]) / 1e6

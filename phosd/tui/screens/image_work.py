@@ -43,7 +43,7 @@ def clone(screen: NodeScreen, image: Image) -> None:
                 ("it may share those that it appends to", "share"),
                 ("refuse it if there are any", "refuse")]),
         Choice("clone_ports", "TCP ports that another program has by now",
-               [("it listens on others", "move"),
+               [("it listens on others", ""),
                 ("refuse it if there are any", "refuse")]),
         *_places(),
     ]  # fmt: skip

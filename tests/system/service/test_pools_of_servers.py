@@ -1,20 +1,27 @@
 """The real daemon and engine: a pool of servers that were saved listening on one TCP port."""
 
 import json
+import os
+import re
+import shlex
+import signal
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from phosd.engine.program.namespace_maker import end
-from phosd.engine.system import memory_mount, pid_namespaces
+from phosd.engine.system import memory_mount, pid_namespaces, tcp
 from tests.node.checkpoint_restore.conftest import place, undisturbed
 from tests.node.checkpoint_restore.cycle import Undisturbed
 from tests.support.bus import busctl
-from tests.support.harness import PATIENCE, wait_until
+from tests.support.harness import PATIENCE, start, wait_until
 from tests.support.service import MANAGER, ROOT
 from tests.system.service.test_end_to_end import NAME, phos, phos_ended, phosd
+from tests.system.service.test_metrics import free_port
 from tests.system.service.test_pools import wait_for
 from tests.system.service.test_sleepers import Server, asked, connected, is_right, server
 
@@ -86,3 +93,71 @@ def test_servers_of_one_port_answer_side_by_side(
 def _ended(bus: str, job: str) -> bool:
     told = busctl(bus, "get-property", NAME, job.split('"')[1], "org.phos.Job1", "State")
     return told.strip() == 's "done"'
+
+
+PAGE = Path(__file__).parents[3] / "docs/operate/pools.md"
+_UNIT = re.compile(r"`/etc/systemd/system/([^`]+)`:\n\n```ini\n(.*?)```", re.DOTALL)
+
+
+@pytest.mark.rotated(of=2)
+def test_the_page_is_followed_from_a_server_to_one_that_a_request_starts(
+    bus: str, place: Path, undisturbed: Undisturbed
+) -> None:
+    """Word by word; ``systemd-socket-activate`` stands in for systemd."""
+    page = PAGE.read_text()
+    commands = [shlex.split(line)[1:] for line in re.findall(r"(?m)^\$ (phos .*)$", page)]
+    run, save, create, look, begin = commands[:5]
+    units = dict(_UNIT.findall(page))
+    assert units.keys() == {"chat.socket", "chat.service"}
+    port, start_it = free_port(), shlex.split(_setting(units["chat.service"], "ExecStart"))
+    assert _setting(units["chat.socket"], "ListenStream") == "127.0.0.1:8000"
+    assert (start_it[:3], start_it[-2:]) == (["phos", "start", "chat"], ["--idle", "5min"])
+    called = [sys.executable, "-m", "phosd.cli.main", "--bus", bus]
+    with phosd(bus, place):
+        assert run[-2:] == ["python", "serve.py"]
+        target = start(
+            *("serving", place),
+            runtime=place / "run",
+            interpreter=(*called, *run[:-2], sys.executable),
+            arguments=("0", str(place / "chat.sock"), "tcp"),
+            extra={"XDG_STATE_HOME": str(place / "home")},
+        )
+        wait_until((place / "chat.sock.port").exists, "it to listen")
+        with connected(place, "chat") as caller:
+            assert asked(caller)[0] == 0
+        phos(bus, place, *save)
+        target.process.wait(60)
+        phos(bus, place, *create)
+        wait_for(bus, place, waiting=2, trouble=None)
+        assert "2 of 2" in phos_ended(bus, place, *look).stdout
+        pid = phos_ended(bus, place, *begin).stdout.strip()
+        assert answer(doors(bus, place, pid)[0])[0] == 1
+        os.kill(int(pid), signal.SIGKILL)
+        wait_for(bus, place, waiting=2, running=0)
+
+        kept = {"PHOS_RUNTIME_DIR": str(place / "run"), "PYTHONPATH": str(PAGE.parents[2])}
+        given = [f"--setenv={name}={value}" for name, value in kept.items()]
+        listens = ["systemd-socket-activate", f"--listen=127.0.0.1:{port}", *given]
+        for idle in ("5min", "1s"):
+            with subprocess.Popen([*listens, *called, *start_it[1:-1], idle]) as service:
+                wait_until(lambda: _listens(port), "systemd to listen")
+                told = answer(("127.0.0.1", port))
+                assert told[0] == 1 and is_right(undisturbed, told)
+                if idle == "5min":
+                    wait_for(bus, place, running=1)
+                    assert answer(("127.0.0.1", port))[0] == 2, "the same program"
+                    service.terminate()
+                assert service.wait(60) == 0
+            wait_for(bus, place, running=0, waiting=2)
+
+
+def _setting(unit: str, name: str) -> str:
+    (found,) = re.findall(rf"(?m)^{name}=(.*)$", unit)
+    return str(found)
+
+
+def _listens(port: int) -> bool:
+    return any(
+        each.here[1] == port and each.state == tcp.State.LISTENING
+        for each in tcp.tcp_sockets(os.getpid())
+    )
