@@ -11,6 +11,7 @@ __all__ = [
     "WITHIN",
     "container_text",
     "figure",
+    "full_text",
     "human_bytes",
     "level_of",
     "plain",
@@ -51,6 +52,13 @@ def level_of(process: Process) -> str:
     return state_text(
         process.state, hollow=process.hollow, ready=process.ready, wakes=process.wakes
     )
+
+
+def full_text(*, waiting: int, wanted: int, running: int, most: int) -> str:
+    """Say why fewer programs of a pool wait than are to, if its size is why; else nothing."""
+    if waiting >= wanted or waiting + running < most:
+        return ""
+    return f"it has {most}, as many as it may"
 
 
 def container_text(container: Mapping[str, str]) -> str:

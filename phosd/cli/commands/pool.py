@@ -1,5 +1,6 @@
 """Implement ``phos pool``: keep programs of an image ready to be started."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import click
@@ -12,6 +13,7 @@ from phosd.cli.names import resolve
 from phosd.cli.settings import Settings
 from phosd.client.daemon import Properties
 from phosd.client.errors import CommandError
+from phosd.client.text import full_text
 from phosd.client.users import user_name
 from phosd.interface.methods import POOL
 from phosd.interface.options import PoolOptions
@@ -87,10 +89,20 @@ def _list(settings: Settings) -> None:
             ),
             "RUNNING": lambda row: str(row["running"]),
             "MAX": lambda row: str(row["max"]),
-            "TROUBLE": lambda row: row["trouble"] or "",
+            "TROUBLE": _trouble,
         },
         spare=("OWNER", "MAX"),
         empty="no pool; `phos pool create NAME IMAGE` makes one",
+    )
+
+
+def _trouble(row: Mapping[str, Any]) -> str:
+    """Return why fewer wait than are to."""
+    return row["trouble"] or full_text(
+        waiting=row["waiting"],
+        wanted=row["hollow"] + row["ready"],
+        running=row["running"],
+        most=row["max"],
     )
 
 

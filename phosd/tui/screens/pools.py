@@ -4,6 +4,7 @@ from textual.app import ComposeResult
 from textual.widgets import Static
 
 from phosd.client.records import Image, Pool
+from phosd.client.text import full_text
 from phosd.tui.actions import Action, bindings
 from phosd.tui.node import Node
 from phosd.tui.screens import pool_work
@@ -101,4 +102,8 @@ def _ready_cell(pool: Pool) -> Cell:
 
 
 def _trouble_cell(pool: Pool) -> Cell:
-    return (plain(pool.trouble), "bad") if pool.trouble else ""
+    if pool.trouble:
+        return plain(pool.trouble), "bad"
+    wanted = pool.hollow + pool.ready
+    counts = {"waiting": pool.waiting, "running": pool.running}
+    return full_text(wanted=wanted, most=pool.max, **counts), "dim"

@@ -169,6 +169,7 @@ def test_deaths_bursts_and_bounds(bus: str, place: Path, target: Target) -> None
         refused_now = phos_ended(bus, place, "start", "chat")
         assert refused_now.returncode and "as many as it may" in refused_now.stderr
         wait_for(bus, place, waiting=0, running=4)
+        assert "it has 2, as many as it may" in phos_ended(bus, place, "pool").stdout
         for words in (("create", "chat", image), ("create", "a/b", image), ("rm", "none")):
             assert phos_ended(bus, place, "pool", *words).returncode
         phos(bus, place, "pool", "rm", "chat")

@@ -26,6 +26,8 @@ def test_what_there_is_and_what_is_wrong() -> None:
             assert text(pilot).index("asr") < text(pilot).index("chat"), "trouble comes first"
             node.apply(Update({other.path: replace(other, waiting=2, trouble="")}))
             await until_shown(pilot, "2 of 3")
+            node.apply(Update({other.path: replace(other, waiting=2, running=6, trouble="")}))
+            await until_shown(pilot, "it has 8, as many as it may")
             node.apply(Update(gone=frozenset({other.path, pool().path})))
             await until_shown(pilot, "no pools yet; `M` on an image makes one")
 
