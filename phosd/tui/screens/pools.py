@@ -106,4 +106,5 @@ def _trouble_cell(pool: Pool) -> Cell:
         return plain(pool.trouble), "bad"
     wanted = pool.hollow + pool.ready
     counts = {"waiting": pool.waiting, "running": pool.running}
-    return full_text(wanted=wanted, most=pool.max, **counts), "dim"
+    full = full_text(wanted=wanted, most=pool.max, **counts)
+    return (full, "dim") if full else ""
