@@ -223,6 +223,7 @@ class PoolRow(TypedDict):
     waiting_ready: int
     running: int
     trouble: str | None
+    stated: bool
 
 
 class CheckRow(TypedDict):

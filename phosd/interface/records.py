@@ -257,6 +257,9 @@ class Pool:
     trouble: str = prop(
         "Trouble", "s", "Why it could not be filled; empty: it could.", private=True
     )
+    stated: bool = prop(
+        "Stated", "b", "Whether `phosd.toml` says what it is: then nobody else changes it."
+    )
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 import json
 import re
 import tomllib
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -31,6 +32,7 @@ from phosd.service.config_values import (
     schema,
 )
 from phosd.service.jobs.limits import MOST_JOBS, JobLimits, KeptFile, UserLimits, limits_of
+from phosd.service.jobs.pool import PoolRule
 from phosd.service.jobs.schedule import PeriodicRule
 
 DEFAULT_FILE = Path("/etc/phos/phosd.toml")
@@ -152,6 +154,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         tuple[KeptFile, ...],
         about("Files that are saved with programs, open or not. All that match a user apply."),
     ] = ()
+    pools: Annotated[
+        tuple[PoolRule, ...], about("Pools of programs that are started in a moment.")
+    ] = ()
 
     @property
     def memory_tier_limit(self) -> SizeOrShare:
@@ -196,6 +201,7 @@ _RULES: dict[str, tuple[type[msgspec.Struct], str, tuple[str, ...]]] = {
         ("quota", "keep", "keep_each", "keep_days", "keep_bytes", "keep_versions"),
     ),
     "files": (KeptFile, "say which", ("path",)),
+    "pools": (PoolRule, "say which", ("name",)),
 }
 """The class of each kind of ``[[tables]]``, and the keys of which a table needs one, and why."""
 
@@ -230,6 +236,9 @@ def load(path: Path, *, optional: bool = False) -> Config:
     if not is_loopback(metrics) and not values.get("metrics_public"):
         advice = "listen on 127.0.0.1, or set metrics_public = true"
         file.note("metrics", f"{metrics} can be reached by other machines; {advice}")
+    for name, count in Counter(pool.name for pool in values.get("pools", ())).items():
+        if count > 1:
+            file.note("pools", f"{count} have the name {name}; give each another one")
     if file.problems:
         raise ConfigError(file.problems)
     return Config(**values)
@@ -274,7 +283,10 @@ class _File:
             if not table.keys() & needed:
                 self.note(name, f"{ask}: `{'` or `'.join(needed)}`", begin)
             if len(self.problems) == before:
-                rules.append(kind(**values))
+                try:
+                    rules.append(kind(**values))
+                except ValueError as error:  # each value is good, and together they are not
+                    self.note(name, str(error), begin)
         return tuple(rules)
 
     def note(self, key: str, what: str, line: int = 0) -> None:

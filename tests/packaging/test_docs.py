@@ -19,6 +19,7 @@ from phosd.service import config
 from phosd.service.config import Config
 from phosd.service.config_values import read
 from phosd.service.jobs.limits import KeptFile, UserLimits
+from phosd.service.jobs.pool import PoolRule
 from phosd.service.jobs.schedule import PeriodicRule
 from phosd.service.main import parser
 from phosd.tui.actions import ACTIONS
@@ -114,7 +115,7 @@ def test_the_page_of_phosd_has_every_option(made: Path) -> None:
         assert re.search(rf"(?m)^ +{flag}\b", text), flag
 
 
-TABLES = {"periodic", "limits", "files"}
+TABLES = {"periodic", "limits", "files", "pools"}
 
 
 def keys(kind: type[msgspec.Struct]) -> set[str]:
@@ -138,6 +139,7 @@ def test_every_setting_is_explained(made: Path) -> None:
         "periodic": PeriodicRule,
         "limits": UserLimits,
         "files": KeptFile,
+        "pools": PoolRule,
     }
     assert found == {name: keys(rule) for name, rule in rules.items()}
     text = shown(made / "man/phosd.toml.5")
@@ -167,7 +169,7 @@ def test_the_page_about_d_bus_has_every_setting_with_its_default() -> None:
     page = (ROOT / "docs/reference/dbus.md").read_text()
     section = page.partition("\n## Configuration\n")[2].partition("\n## ")[0]
     _, *tables = section.split("| key | default | |")
-    kinds: list[type[msgspec.Struct]] = [Config, PeriodicRule, UserLimits, KeptFile]
+    kinds: list[type[msgspec.Struct]] = [Config, PeriodicRule, UserLimits, KeptFile, PoolRule]
     for kind, table in zip(kinds, tables, strict=True):
         rows = re.findall(r"(?m)^\| `(\w+)` \| (.*?) \|", table)
         assert sorted(key for key, _ in rows) == sorted(keys(kind) - TABLES)

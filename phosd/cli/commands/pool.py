@@ -118,6 +118,7 @@ def _row(pool: Properties) -> dict[str, Any]:
         "waiting_ready": pool["WaitingReady"],
         "running": pool["Running"],
         "trouble": pool["Trouble"] or None,
+        "stated": pool.get("Stated", False),
     }
 
 

@@ -33,7 +33,10 @@ from phosd.service.tasks.pools import Pools, told_of_start
 from phosd.service.tasks.runtime_checkpoints import RuntimeCheckpoints
 from phosd.service.tasks.sleepers import Sleepers
 
-_CHANGEABLE = ("retention_days", "periodic", "limits", "max_jobs", "jobs_per_gpu", "min_free")
+_CHANGEABLE = (
+    *("retention_days", "periodic", "limits", "pools"),
+    *("max_jobs", "jobs_per_gpu", "min_free"),
+)
 """Settings that can change while phosd runs."""
 _OF_IMAGES = frozenset(("checkpoint", "verify", "delete", "export", "import"))
 """Jobs that make, read or remove an image; all others change programs."""
@@ -116,6 +119,7 @@ class Manager:
         await self.own_checkpoints.start()
         await self.runtime_checkpoints.start()
         await self.pools.start()
+        self.pools.obey(self.config.pools)
         await self.sleepers.start()
         self._in_background(self.inventory.watch())
         self._in_background(self.inventory.sample())
@@ -162,6 +166,7 @@ class Manager:
         self.jobs.set_limits(self.config.job_limits)
         self.engine.limit(self.config.disk_limits)
         self.maintenance.config = self.config
+        self.pools.obey(self.config.pools)
         self.maintenance.forget_old()
         self._in_background(self.maintenance.delete_old())
         return fixed

@@ -98,6 +98,7 @@ POOL_READERS: Mapping[str, Callable[[KeptPool], object]] = {
     "WaitingReady": lambda kept: len(kept.are_ready),
     "Running": lambda kept: len(kept.started),
     "Trouble": lambda kept: kept.trouble,
+    "Stated": lambda kept: kept.pool.stated,
 }
 GPU_READERS: Mapping[str, Callable[[GpuInfo], object]] = {
     "Ordinal": lambda gpu: gpu.ordinal,

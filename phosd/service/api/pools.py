@@ -10,11 +10,10 @@ from phosd.service.dbus.polkit import Action, Rights
 from phosd.service.dbus.spec import method
 from phosd.service.jobs.engine import Engine
 from phosd.service.jobs.options import JobOptions, PoolRequest
-from phosd.service.jobs.pool import Pool
+from phosd.service.jobs.pool import NAMED, POOL_NAME, Pool
 from phosd.service.tasks.pools import Pools, pool_of
 
 PoolRow = tuple[str, int, str, int, int, str]
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}")
 
 
 class PoolMethods:
@@ -30,11 +29,8 @@ class PoolMethods:
         self, caller: Caller, name: str, image: str, options: PoolRequest
     ) -> None:
         """Keep programs of an image ready."""
-        if not _NAME.fullmatch(name):
-            raise InvalidOption(
-                f"a pool cannot be called {name!r}",
-                hint="up to 32 letters, digits, and any of `_ -`, with a letter or digit first",
-            )
+        if not re.fullmatch(POOL_NAME, name):
+            raise InvalidOption(f"a pool cannot be called {name!r}", hint=NAMED)
         manifest = await asyncio.to_thread(self._engine.image, image)
         await self._rights.require(
             caller, Action.RESTORE, manifest.owner, f"image {image}", image=image
@@ -44,13 +40,13 @@ class PoolMethods:
     @method("ScalePool")
     async def scale_pool(self, caller: Caller, name: str, options: PoolRequest) -> None:
         """Change how many programs of a pool there are."""
-        await self._theirs(caller, name)
+        _require_not_stated(await self._theirs(caller, name))
         self._pools.scale(name, options)
 
     @method("RemovePool")
     async def remove_pool(self, caller: Caller, name: str) -> None:
         """End a pool; returns when its programs that waited have ended."""
-        await self._theirs(caller, name)
+        _require_not_stated(await self._theirs(caller, name))
         await self._pools.remove(name)
 
     @method("ListPools")
@@ -80,3 +76,12 @@ class PoolMethods:
             caller, Action.RESTORE, pool.owner, f"pool {name}", image=pool.image
         )
         return pool
+
+
+def _require_not_stated(pool: Pool) -> None:
+    """Raise :class:`InvalidOption` for a pool that only the administrator changes."""
+    if pool.stated:
+        raise InvalidOption(
+            f"the pool {pool.name} is as phosd.toml says",
+            hint="its administrator changes the [[pools]] there (`systemctl reload phosd`)",
+        )

@@ -251,3 +251,9 @@ def m015_tokens(db: Any) -> None:
     """Add the word by which the caller knows a job again; null or empty: none."""
     db["jobs"].add_column("token", str)
     db["jobs"].create_index(["owner", "token"])
+
+
+@migrations()
+def m016_stated_pools(db: Any) -> None:
+    """Add whether the configuration says what a pool is."""
+    db["pools"].add_column("stated", int, not_null_default=0)

@@ -1,14 +1,19 @@
 """A pool: programs of one image that are there before somebody asks for them."""
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Self
+from typing import Annotated, Any, NamedTuple, Self
 
 import msgspec
 
 from phosd.engine.image.called import Called
 from phosd.engine.system.procfs import ProcessId
 from phosd.errors import InvalidOption
+from phosd.service.config_values import about
 from phosd.service.jobs.options import PoolRequest
+
+POOL_NAME = r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}"
+NAMED = "up to 32 letters, digits, and any of `_ -`, with a letter or digit first"
+"""What a pool may be called, as a pattern and in words."""
 
 
 class Pool(msgspec.Struct, frozen=True):
@@ -23,6 +28,8 @@ class Pool(msgspec.Struct, frozen=True):
     most: int = 8
     called: Called = Called()
     ready: int = 0
+    stated: bool = False
+    """Whether ``phosd.toml`` says what it is, and nobody else."""
 
     @property
     def waiting(self) -> int:
@@ -57,6 +64,7 @@ class Pool(msgspec.Struct, frozen=True):
             "called_name": self.called.name,
             "within": self.called.within,
             "ready": self.ready,
+            "stated": int(self.stated),
         }
 
     @classmethod
@@ -67,7 +75,50 @@ class Pool(msgspec.Struct, frozen=True):
             *(row["name"], row["owner"], row["image"], row["hollow"], row["most"]),
             called=called,
             ready=row["ready"],
+            stated=bool(row["stated"]),
         )
+
+
+class PoolRule(msgspec.Struct, frozen=True):
+    """A pool that the administrator keeps: a ``[[pools]]`` table."""
+
+    name: Annotated[
+        str,
+        msgspec.Meta(
+            pattern=rf"\A{POOL_NAME}\Z", title=f"a name of a pool ({NAMED})", examples=["chat"]
+        ),
+        about("Its name, which no other pool has."),
+    ]
+    image: Annotated[
+        str,
+        msgspec.Meta(min_length=1, title="an image", examples=["ann/chat"]),
+        about("""An image's id, or `USER/NAME` for the newest image of a user's program when phosd
+            starts or reads this again."""),
+    ]
+    hollow: Annotated[
+        int,
+        msgspec.Meta(ge=0, le=64, title="a number from 0 to 64", examples=[2]),
+        about("How many of its programs wait hollow."),
+    ] = 1
+    ready: Annotated[
+        int,
+        msgspec.Meta(ge=0, le=64, title="a number from 0 to 64", examples=[1]),
+        about("How many more wait with their memory on the GPUs."),
+    ] = 0
+    max: Annotated[
+        int,
+        msgspec.Meta(ge=1, le=1000, title="a number from 1 to 1000", examples=[8]),
+        about("How many there may be, with those that run."),
+    ] = 8
+
+    def __post_init__(self) -> None:
+        if self.hollow + self.ready > self.max:
+            raise ValueError("more programs are to wait than there may be; raise max")
+
+    @property
+    def size(self) -> PoolRequest:
+        """How many programs there are to be."""
+        return PoolRequest(hollow=self.hollow, ready=self.ready, max=self.max)
 
 
 class PoolCounts(NamedTuple):

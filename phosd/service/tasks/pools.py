@@ -2,8 +2,12 @@
 
 import asyncio
 import contextlib
+import logging
+import pwd
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+
+import msgspec
 
 from phosd.engine.image.manifest import Manifest
 from phosd.engine.job.journal import JobRecord
@@ -12,11 +16,12 @@ from phosd.engine.program.doors import places
 from phosd.engine.system import procfs
 from phosd.engine.system.freezer import with_those_below
 from phosd.engine.system.procfs import ProcessId
-from phosd.errors import Busy, NoSuchProcess, PhosError, Unsupported
+from phosd.errors import Busy, NoSuchImage, NoSuchProcess, PhosError, Unsupported, in_one_text
+from phosd.service.history.events import Event, Severity
 from phosd.service.history.history import History
 from phosd.service.jobs.engine import Engine
 from phosd.service.jobs.options import PoolRequest, RestoreRequest, ResumeRequest
-from phosd.service.jobs.pool import Member, Pool, PoolCounts
+from phosd.service.jobs.pool import Member, Pool, PoolCounts, PoolRule
 from phosd.service.jobs.table import Job, JobTable, Outcome, Task
 from phosd.service.process_identity import ancestors, key_of
 from phosd.service.tasks.kept_pool import KeptPool, clone_name
@@ -28,6 +33,8 @@ MOST_POOLS = 16
 IMAGE = "image"
 """What a program was started from if none waited."""
 _TURN_SECONDS = 0.02
+_STATE_AGAIN_SECONDS = 30.0
+_log = logging.getLogger(__name__)
 
 
 class Pools:
@@ -51,6 +58,7 @@ class Pools:
         self._filler = PoolFiller(engine, history, jobs, write_down, told)
         self._pools: dict[str, KeptPool] = {}
         self._keepers: dict[str, asyncio.Task[None]] = {}
+        self._obeying: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Go on with the pools of an earlier phosd, and with those of their programs that live."""
@@ -61,9 +69,10 @@ class Pools:
 
     async def close(self) -> None:
         """Fill no pool any more. Its programs stay as they are."""
-        for keeper in self._keepers.values():
-            keeper.cancel()
-        await asyncio.gather(*self._keepers.values(), return_exceptions=True)
+        tasks = [*self._keepers.values(), *([self._obeying] if self._obeying else [])]
+        for each in tasks:
+            each.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     def write_again(self) -> None:
         """Record all pools again in a new history file."""
@@ -107,6 +116,43 @@ class Pools:
     def named(self, name: str) -> Pool:
         """Return the pool of this name. Raises :class:`NoSuchProcess`."""
         return self._named(name).pool
+
+    def obey(self, rules: Sequence[PoolRule]) -> None:
+        """Keep the pools that the administrator states, and end those that are stated no more."""
+        if self._obeying is not None:
+            self._obeying.cancel()
+        self._obeying = asyncio.get_running_loop().create_task(self._obey(rules))
+
+    async def _obey(self, rules: Sequence[PoolRule]) -> None:
+        """Make the pools what the rules say, and try again as long as one cannot be."""
+        stated = {rule.name for rule in rules}
+        for each in [each for each in self if each.pool.stated and each.pool.name not in stated]:
+            await self.remove(each.pool.name)
+        told: dict[str, str] = {}
+        while rules:
+            rules = [rule for rule in rules if not await self._is_kept(rule, told)]
+            await asyncio.sleep(_STATE_AGAIN_SECONDS)
+
+    async def _is_kept(self, rule: PoolRule, told: dict[str, str]) -> bool:
+        """Make a pool what a rule says; return whether that could be, and tell once why not."""
+        try:
+            manifest = await asyncio.to_thread(_image_of, self._engine, rule.image)
+            pool = msgspec.structs.replace(pool_of(rule.name, manifest, rule.size), stated=True)
+            known = self._pools.get(rule.name)
+            if known is not None and known.pool.stated and known.pool.image != pool.image:
+                await self.remove(rule.name)
+            elif known is not None and known.pool.stated:
+                self.scale(rule.name, rule.size)
+                return True
+            self.create(pool)
+        except PhosError as error:
+            why = f"phosd.toml states this pool, and it cannot be had: {in_one_text(error)}"
+            if told.get(rule.name) != why:
+                told[rule.name] = why
+                _log.warning("pool %s: %s", rule.name, why)
+                self._history.event(Event("pool", rule.name, why, Severity.WARNING))
+            return False
+        return True
 
     def create(self, pool: Pool) -> None:
         """Begin a pool. Raises :class:`Busy` if there is one of this name, or the user has as many
@@ -270,6 +316,21 @@ def _full(kept: KeptPool) -> Busy:
         f"the pool {name} has {counted(most, 'program')}, as many as it may",
         hint=f"end one, or `phos pool scale {name} --max {most + 1}`",
     )
+
+
+def _image_of(engine: Engine, named: str) -> Manifest:
+    """Return the image that a rule names. Raises :class:`NoSuchImage`."""
+    user, _, name = named.rpartition("/")
+    found = [each for each in engine.images() if named == each.id]
+    if user:
+        with contextlib.suppress(KeyError):  # there is no such user
+            owner = int(user) if user.isdecimal() else pwd.getpwnam(user).pw_uid
+            found = [each for each in engine.images() if (each.owner, each.name) == (owner, name)]
+    if not found:
+        raise NoSuchImage(
+            f"there is no image {named}", hint="write its id, or USER/NAME (`phos images`)"
+        )
+    return max(found, key=lambda each: each.id)
 
 
 def pool_of(name: str, manifest: Manifest, request: PoolRequest) -> Pool:

@@ -15,6 +15,7 @@ from phosd.service import main
 from phosd.service.config import Config, ConfigError, json_schema, load
 from phosd.service.config_values import size
 from phosd.service.jobs.limits import NO_LIMITS, KeptFile, UserLimits, limits_of
+from phosd.service.jobs.pool import PoolRule
 from phosd.service.jobs.schedule import PeriodicRule
 from tests.support.fake_engine import this_process
 from tests.support.service import phosd
@@ -62,6 +63,17 @@ path = "/srv/*/runs"
 [[files]]
 path = "/home/ann"
 user = "nobody"
+
+[[pools]]
+name = "chat"
+image = "ann/chat"
+
+[[pools]]
+name = "asr"
+image = "20261129T223012-3fa9"
+hollow = 0
+ready = 2
+max = 2
 """
 
 
@@ -89,6 +101,10 @@ def test_a_configuration_is_read(tmp_path: Path) -> None:
         files=(
             KeptFile(Path("/srv/*/runs")),
             KeptFile(Path("/home/ann"), user=pwd.getpwnam("nobody").pw_uid),
+        ),
+        pools=(
+            PoolRule("chat", "ann/chat"),
+            PoolRule("asr", "20261129T223012-3fa9", hollow=0, ready=2, max=2),
         ),
         periodic=(
             PeriodicRule(every=600.0, command="python *train.py*"),
@@ -272,6 +288,27 @@ def test_mistakes_in_files_are_told_with_their_lines(tmp_path: Path) -> None:
     ]
 
 
+def test_mistakes_in_pools_are_told_with_their_lines(tmp_path: Path) -> None:
+    path = tmp_path / "phosd.toml"
+    pool = '[[pools]]\nname = "{}"\nimage = "ann/chat"\n'
+    path.write_text(
+        f"{pool.format('a b')}{pool.format('chat')}hollow = 9\n{pool.format('c')}{pool.format('c')}"
+        "[[pools]]\nhollow = 65\n"
+    )
+    with pytest.raises(ConfigError) as raised:
+        load(path)
+    assert [problem.removeprefix(f"{path}:") for problem in raised.value.problems] == [
+        '2: pools.name: "a b" is not a name of a pool (up to 32 letters, digits, and any of `_ -`, '
+        'with a letter or digit first); write for example "chat"',
+        "4: pools: more programs are to wait than there may be; raise max",
+        "15: pools.hollow: 65 is not a number from 0 to 64; write for example 2",
+        '14: pools.name: is missing; write for example "chat"',
+        '14: pools.image: is missing; write for example "ann/chat"',
+        "14: pools: say which: `name`",
+        "1: pools: 2 have the name c; give each another one",
+    ]
+
+
 def test_whose_limits_hold() -> None:
     mine, everybodys = UserLimits(user=7, keep=1), UserLimits(quota=5)
     assert limits_of((mine, everybodys), 7) == mine
@@ -333,7 +370,7 @@ def test_the_schema_says_what_the_file_may_have() -> None:
     assert schema == json_schema()
     assert {*schema["properties"]} == {*Config.__struct_fields__}
     described = [*schema["properties"].values()]
-    for rules in ("periodic", "limits", "files"):
+    for rules in ("periodic", "limits", "files", "pools"):
         items = schema["properties"][rules]["items"]
         assert items["additionalProperties"] is False
         described += items["properties"].values()
@@ -347,7 +384,7 @@ def test_texts_that_are_read_fit_the_schema() -> None:
     settings = tomllib.loads(GOOD)
     tables = [
         (schema[name]["items"]["properties"], rule)
-        for name in ("periodic", "limits", "files")
+        for name in ("periodic", "limits", "files", "pools")
         for rule in settings.pop(name)
     ]
     for properties, table in [(schema, settings), *tables]:

@@ -176,6 +176,41 @@ def test_deaths_bursts_and_bounds(bus: str, place: Path, target: Target) -> None
         assert not suspended(bus, place)
 
 
+@pytest.mark.rotated(of=2)
+def test_those_that_the_administrator_states(bus: str, place: Path, target: Target) -> None:
+    """They are as the file says, also after another start of phosd, until it says so no more."""
+    settings = place / "phosd.toml"
+    table = '[[pools]]\nname = "{}"\nimage = "{}"\nhollow = {}\n'
+    with phosd(bus, place) as daemon:
+        settings.write_text(table.format("chat", "root/none", 1))
+        daemon.send_signal(signal.SIGHUP)
+        wait_until(lambda: _told(bus, place, "there is no image root/none"), "the event")
+        image = str(phos(bus, place, "checkpoint", str(target.pid), "--end")[-1]["result"])
+        settings.write_text(table.format("chat", image, 1))
+        daemon.send_signal(signal.SIGHUP)
+        wait_until(lambda: phos(bus, place, "pool"), "the pool")
+        wait_for(bus, place, waiting=1, stated=True)
+        for words in (("scale", "chat", "--hollow", "2"), ("rm", "chat")):
+            refused = phos_ended(bus, place, "pool", *words)
+            assert refused.returncode == 2 and "as phosd.toml says" in refused.stderr
+        started = int(str(phos(bus, place, "start", "chat")[-1]["result"]))
+        phos(bus, place, "pool", "create", "mine", image, "--hollow", "0")
+    settings.write_text(table.format("chat", image, 2) + table.format("mine", image, 0))
+    with phosd(bus, place) as daemon:
+        wait_for(bus, place, waiting=2, running=1, stated=True)
+        assert pool(bus, place, "mine")["stated"] is False
+        wait_until(lambda: _told(bus, place, "there is a pool mine already"), "the event")
+        settings.write_text("")
+        daemon.send_signal(signal.SIGHUP)
+        wait_until(lambda: [row["name"] for row in phos(bus, place, "pool")] == ["mine"], "its end")
+        wait_until(lambda: not suspended(bus, place), "what waited to end")
+        assert procfs.process_id(started)
+
+
+def _told(bus: str, place: Path, text: str) -> bool:
+    return any(text in str(event["text"]) for event in phos(bus, place, "events"))
+
+
 def test_one_waits_ready(bus: str, place: Path, target: Target, undisturbed: Undisturbed) -> None:
     """It starts first, and the next one that waits becomes it; a new phosd loads it again."""
     port = free_port()

@@ -123,6 +123,7 @@ def test_migrations_run_once_and_are_recorded(tmp_path: Path) -> None:
         "m013_ready",
         "m014_made_of",
         "m015_tokens",
+        "m016_stated_pools",
     ]
     assert {
         "_sqlite_migrations",
