@@ -6,8 +6,8 @@ import os
 import select
 import signal
 import subprocess
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
@@ -16,17 +16,28 @@ from phosd.client.errors import CommandError
 _FIRST = 3
 """The first of the descriptors that are passed (``sd_listen_fds(3)``)."""
 _PROXIES = ("/usr/lib/systemd/systemd-socket-proxyd", "/lib/systemd/systemd-socket-proxyd")
-_AS_ITSELF = 'export LISTEN_PID=$$; exec "$@"'
+_AS_ITSELF = 'export LISTEN_PID=$$; unset LISTEN_PIDFDID; exec "$@"'
 """The proxy takes sockets that were passed to its own pid."""
 _END_SECONDS = 10.0
 """Seconds that a program has to end after SIGTERM."""
-
-
 _ENDING = (signal.SIGTERM, signal.SIGINT)
+"""The signals that end what is served."""
 
 
 class _ToldError(Exception):
-    """SIGTERM or SIGINT has come."""
+    """One of these signals has come."""
+
+
+@contextmanager
+def told_later() -> Iterator[None]:
+    """Hold the signals back that end what is served, until :class:`Served` takes them: a program
+    that is being started meanwhile would be nobody's.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
 
 
 def require_sockets() -> int:
@@ -71,8 +82,8 @@ def only_door(pid: int, doors: Sequence[str]) -> str:
 
 
 class Served:
-    """A program that was started to serve, as process ``pid``; it ends with the context, which
-    SIGTERM and SIGINT end.
+    """A program that was started to serve, as process ``pid``. It ends with the context, and from
+    its begin on SIGTERM and SIGINT end that.
     """
 
     def __init__(self, pid: int) -> None:
@@ -86,6 +97,10 @@ class Served:
         for number in _ENDING:
             signal.signal(number, _tell)
         return self
+
+    def take_signals(self) -> None:
+        """Let the signals come that :func:`told_later` has held back."""
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
         for number in _ENDING:

@@ -10,7 +10,13 @@ from phosd.cli.command import command
 from phosd.cli.commands.migrate import tell_notes
 from phosd.cli.job import watch
 from phosd.cli.parameters import Duration
-from phosd.cli.passed_sockets import Served, only_door, require_proxy, require_sockets
+from phosd.cli.passed_sockets import (
+    Served,
+    only_door,
+    require_proxy,
+    require_sockets,
+    told_later,
+)
 from phosd.cli.settings import Settings
 from phosd.client.daemon import Properties
 from phosd.interface.methods import PROCESS
@@ -55,12 +61,14 @@ def start(settings: Settings, name: str, serve: bool, idle: float | None) -> Non
     if settings.nodes:
         raise click.UsageError("--serve is for a program of this machine")
     sockets, proxy = require_sockets(), require_proxy()
-    job = watch(settings, "StartPooled", name)
-    pid = int(job["Result"])
-    with Served(pid) as served:
-        _tell(settings, job)
-        doors = ask(settings, call(settings, "GetProcess", pid), PROCESS, "ListDoors")
-        served.serve(proxy, sockets, only_door(pid, doors), idle)
+    with told_later():
+        job = watch(settings, "StartPooled", name)
+        pid = int(job["Result"])
+        with Served(pid) as served:
+            served.take_signals()
+            _tell(settings, job)
+            doors = ask(settings, call(settings, "GetProcess", pid), PROCESS, "ListDoors")
+            served.serve(proxy, sockets, only_door(pid, doors), idle)
 
 
 def _tell(settings: Settings, job: Properties) -> None:

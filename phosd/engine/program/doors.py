@@ -89,12 +89,14 @@ def is_answering(pids: Iterable[int]) -> bool:
 
 
 def places(pids: Iterable[int]) -> list[str]:
-    """Return where these processes listen, in words: ``127.0.0.1:8000``, ``/run/chat.sock``."""
+    """Return where these processes listen, in words: ``127.0.0.1:8000``, ``/run/chat.sock``. There
+    are at most :data:`MOST`. Raises :class:`Unsupported` if they are too many.
+    """
     found: dict[int, str] = {}
     for network in _networks(pids):
         listening = network.listening()
         found |= {inode: listening[inode] for inode in network.holders if inode in listening}
-    return sorted({*found.values()})
+    return sorted({*found.values()})[:MOST]
 
 
 def open_doors(pids: Collection[int]) -> Doors:
@@ -167,8 +169,9 @@ def _networks(pids: Iterable[int]) -> Iterator[_Network]:
     for count, pid in enumerate(pids):
         if count == MOST_PROCESSES:
             raise Unsupported(
-                f"process {pid} is one of more than {counted(MOST_PROCESSES, 'process')}",
-                hint="nobody is waited for at so many; suspend it without `wake` and `idle`",
+                f"process {pid} is one of more than {MOST_PROCESSES:,} of its program",
+                hint="phosd does not look for the sockets of so many: neither `wake` nor `idle`, "
+                "and nobody is told where they listen",
                 reason=Reason.TOO_LARGE,
             )
         with _ended():

@@ -192,20 +192,24 @@ def list_processes(
                 described = described or _stopped(pid, before, stopped)
                 described = described or describe(pid, runtime_dir, ask_hook=free, before=before)
             described = described and _with_unit(described, restarters)
-        if described is None and before is not None and not procfs.ending(pid):
-            return _unlooked(before)
-        return described
+        return described or (before and _unlooked(before))
 
     pids = fairly({*procfs.pids()} - {os.getpid(), *without})
     seen = dict(ABANDONABLE_THREADS.each(pids, look, _LIST_SECONDS))
     unseen = [before for pid in pids if pid not in seen and (before := _known(pid, known))]
     found = [each for each in seen.values() if each is not None]
-    found += map(_unlooked, unseen)
+    found += filter(None, map(_unlooked, unseen))
     return sorted(found, key=lambda each: each.pid)
 
 
-def _unlooked(before: GpuProcess) -> GpuProcess:
-    return replace(before, reason="it could not be looked at")
+def _unlooked(before: GpuProcess) -> GpuProcess | None:
+    """Describe a process that could not be looked at as before; None if it is ending, or has become
+    another program.
+    """
+    with contextlib.suppress(NoSuchProcess, FileNotFoundError, ProcessLookupError):
+        if not procfs.ending(before.pid) and procfs.command_line(before.pid) == before.command:
+            return replace(before, reason="it could not be looked at")
+    return None
 
 
 def _with_unit(found: GpuProcess, restarters: Restarters) -> GpuProcess:

@@ -91,7 +91,10 @@ class JobReports:
         self._history.job(job)
         for event in events.of_end(job):
             self._history.event(event)
-        self._journal.remove(job.number)
+        if job.task.token:  # whoever repeats it is to be told how the job has ended
+            self._history.then(lambda: self._journal.remove(job.number))
+        else:
+            self._journal.remove(job.number)
         self._after(job)
 
     def _recall(self, owner: int, token: str) -> Job | None:

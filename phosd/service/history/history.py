@@ -388,6 +388,10 @@ class History:
         """Return the rows of a reading statement, or no rows when the file cannot be read."""
         return self._database.recall(sql, params)
 
+    def then(self, work: Callable[[], None]) -> None:
+        """Have ``work`` done by another thread when all that was recorded before is in the file."""
+        self._database.record(lambda _: work())
+
     def flush(self) -> None:
         """Wait until all earlier records are in the file, or have failed for now."""
         self._database.flush()

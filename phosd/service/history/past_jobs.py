@@ -2,6 +2,7 @@
 token is answered with it, also by a later phosd.
 """
 
+import contextlib
 import time
 from typing import Any
 
@@ -11,7 +12,7 @@ from phosd import errors
 from phosd.engine.image.called import Called
 from phosd.engine.job.figures import Figures
 from phosd.engine.job.progress import PhaseRecord, Progress
-from phosd.errors import Internal, PhosError
+from phosd.errors import Busy, Internal, PhosError
 from phosd.service.history.database import Row
 from phosd.service.history.history import History
 from phosd.service.jobs.job import Job, JobState, Outcome, Task
@@ -21,7 +22,9 @@ _PHASES = "select * from job_phases where job = ? order by position"
 
 
 def past_job(history: History, owner: int, token: str) -> Job | None:
-    """Return the job that user id ``owner`` has begun with a token; None if none is known."""
+    """Return the job that user id ``owner`` has begun with a token; None if none is known. Raises
+    :class:`Busy` if it has no end in the history yet.
+    """
     for row in history.recall(_OF_TOKEN, [owner, token]):
         return _job_of(row, history.recall(_PHASES, [row["id"]]))
     return None
@@ -51,6 +54,11 @@ def _job_of(row: Row, phases: list[Row]) -> Job:
 def _end_of(row: Row) -> tuple[JobState, PhosError | None]:
     """Return how a job has ended. One that a phosd did not survive has failed."""
     state = row["state"]
+    if state in (JobState.QUEUED, JobState.RUNNING):
+        raise Busy(
+            f"what has come of job {row['id']} is not in the history yet",
+            hint="try again in a moment; phosd's log says if the history cannot be written",
+        )
     if state == JobState.DONE:
         return JobState.DONE, None
     if state in (JobState.FAILED, JobState.CANCELLED):
@@ -62,8 +70,8 @@ def _end_of(row: Row) -> tuple[JobState, PhosError | None]:
 
 def _progress_of(row: Row, phases: list[Row]) -> Progress:
     progress = Progress()
-    if row["details"]:
-        progress.figures = msgspec.json.decode(row["details"], type=Figures)
+    with contextlib.suppress(msgspec.DecodeError):  # of another version
+        progress.figures = msgspec.json.decode(row["details"] or "{}", type=Figures)
     progress.notes = row["notes"].split("\n") if row["notes"] else []
     progress.wrong_guesses = row["wrong_guesses"] or 0
     # The history has seconds since the epoch; phases have monotonic times.

@@ -20,6 +20,8 @@ __all__ = ["DrainFigures", "Job", "JobState", "JobTable", "Listener", "Outcome",
 
 KEPT = 64
 """Finished jobs that stay in the table."""
+RECALLED = 8
+"""Jobs of one user that are there again, since their tokens were."""
 WAITING = 16
 """Most waiting jobs of one user."""
 IDLE = 8
@@ -52,6 +54,7 @@ class JobTable:
         self._jobs: dict[int, Job] = {}
         self._claims: dict[str, Job] = {}
         self._tokens: dict[tuple[int, str], Job] = {}
+        self._recalled: list[Job] = []
         self._runs: dict[int, asyncio.Task[None]] = {}
         self._waiting: dict[int, Callable[[Job], None]] = {}
         self._reserved: frozenset[int] = frozenset()
@@ -68,7 +71,8 @@ class JobTable:
 
     def numbered(self, number: int) -> Job | None:
         """Return the job of this number; None if there is none, or it ended too long ago."""
-        return self._jobs.get(number)
+        past = (job for job in self._recalled if job.number == number)
+        return self._jobs.get(number) or next(past, None)
 
     def submit(self, task: Task, prepare: Callable[[Job], None]) -> Job:
         """Start a task as a job. ``prepare`` runs just before the work and may raise to refuse it.
@@ -78,7 +82,7 @@ class JobTable:
         queue.
         """
         if task.token and (known := self._of_token(task.owner, task.token)) is not None:
-            if (known.task.operation, known.task.target) != (task.operation, task.target):
+            if not _is_the_same(known.task, task):
                 raise InvalidOption(
                     f"the token {task.token!r} belongs to job {known.number} "
                     f"({known.task.operation} {known.task.target})",
@@ -111,11 +115,18 @@ class JobTable:
         """Return the job of a user's token, which an earlier phosd may have run; None: there is
         none.
         """
-        known = self._tokens.get((owner, token))
-        if known is None and (known := self._listener.recall(owner, token)) is not None:
-            self._jobs[known.number] = self._tokens[owner, token] = known
-            self._forget_old()
-        return known
+        if (known := self._tokens.get((owner, token))) is not None:
+            return known
+        for past in self._recalled:
+            if (past.task.owner, past.task.token) == (owner, token):
+                return past
+        if (found := self._listener.recall(owner, token)) is not None:
+            self._recalled.append(found)
+            own = [past for past in self._recalled if past.task.owner == owner]
+            for old in own[:-RECALLED]:
+                self._recalled.remove(old)
+                self._listener.forgotten(old)
+        return found
 
     def set_limits(self, limits: JobLimits) -> None:
         """Change how many jobs may run from now on. Running jobs are left alone."""
@@ -378,3 +389,10 @@ class JobTable:
             if job.task.token:
                 del self._tokens[job.task.owner, job.task.token]
             self._listener.forgotten(job)
+
+
+def _is_the_same(known: Task, task: Task) -> bool:
+    """Whether a task is the one that the token stands for. Pids may have been given anew."""
+    if (known.operation, known.target) != (task.operation, task.target):
+        return False
+    return known.process == task.process or not (known.process and task.process)

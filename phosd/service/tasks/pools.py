@@ -34,6 +34,7 @@ IMAGE = "image"
 """What a program was started from if none waited."""
 _TURN_SECONDS = 0.02
 _STATE_AGAIN_SECONDS = 30.0
+_SHOWN = 5
 _log = logging.getLogger(__name__)
 
 
@@ -283,13 +284,17 @@ class Pools:
         self, kept: KeptPool, process: ProcessId | None, level: str, progress: Progress
     ) -> Outcome:
         if process is None:
-            return Outcome("", level)
+            raise NoSuchProcess(
+                f"the program of the pool {kept.pool.name} has ended at once",
+                hint=f"its output says why; `phos start {kept.pool.name}` starts another one",
+            )
         with kept.lock:
             kept.started.append(process)
         self._filler.record(kept)
         with contextlib.suppress(Unsupported):  # they are too many to look at
             if found := places(with_those_below([process])):
-                progress.note(f"it listens on {', '.join(found)}")
+                more = f", and {len(found) - _SHOWN} more" * (len(found) > _SHOWN)
+                progress.note(f"it listens on {', '.join(found[:_SHOWN])}{more}")
         made_of = kept.pool.image if level == IMAGE else ""
         return Outcome(str(process.pid), level, process=key_of(process.pid), made_of=made_of)
 

@@ -117,7 +117,8 @@ def _facts(content: Content, node: Node) -> list[Fact]:
 def _protected(program: Program, now: float) -> str:
     kind, image = program.protection, program.image
     if kind is Protection.WAITING:
-        return f"{kind.sign} {kind} in pool {plain(program.processes[0].pool)} to be started"
+        pool = plain(program.processes[0].pool) or "of another user"
+        return f"{kind.sign} {kind} in pool {pool} to be started"
     if image is None or not image.created:
         what = "; c saves it" if program.processes[0].hook != "unsupported" else ""
         return f"{kind.sign} {kind}: it has no image{what}"

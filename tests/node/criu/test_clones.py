@@ -6,6 +6,7 @@ import os
 import re
 import socket
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -192,6 +193,20 @@ def test_servers_of_one_port_answer_beside_each_other(beside: Life) -> None:
     beside.kill()
     assert {*ports_of(clone(beside, "c")).values()} == {port}, "it is free again"
     assert f"TCP port {port} of 127.0.0.1" in refused(beside, ports=ClonePorts.REFUSE)
+
+
+def test_two_at_once_that_find_their_port_free(beside: Life) -> None:
+    """One of them has it, though CRIU binds it long after they have looked."""
+    beside.start(SERVER)
+    wait_for((beside.home / "port").exists)
+    port = int((beside.home / "port").read_text())
+    beside.dump()
+    beside.kill()
+    with ThreadPoolExecutor(2) as both:
+        found = [*both.map(lambda name: ports_of(clone(beside, name)), ("a", "b"))]
+    ports = {each["127.0.0.1"] for each in found}
+    assert len(ports) == 2 and port in ports
+    assert [called("127.0.0.1", each) for each in ports] == [1, 1]
 
 
 def test_a_server_that_calls_itself_keeps_its_port(beside: Life) -> None:

@@ -12,7 +12,13 @@ from pathlib import Path
 import pytest
 
 from phosd.cli import passed_sockets
-from phosd.cli.passed_sockets import Served, only_door, require_proxy, require_sockets
+from phosd.cli.passed_sockets import (
+    Served,
+    only_door,
+    require_proxy,
+    require_sockets,
+    told_later,
+)
 from phosd.client.errors import CommandError
 from tests.support.harness import wait_until
 from tests.system.cli.test_client import PHOS
@@ -94,6 +100,18 @@ def test_sigterm_ends_both(program: "subprocess.Popen[bytes]") -> None:
     assert program.wait(20) == -signal.SIGTERM
 
 
+def test_a_signal_that_comes_while_it_is_started_ends_it(
+    program: "subprocess.Popen[bytes]",
+) -> None:
+    with told_later():
+        os.kill(os.getpid(), signal.SIGTERM)
+        with Served(program.pid) as served:
+            served.take_signals()
+            pytest.fail("it went on")
+    assert program.wait(20) == -signal.SIGTERM
+    assert not signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+
 def test_a_program_that_ends_ends_the_proxy(
     program: "subprocess.Popen[bytes]", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -101,7 +119,8 @@ def test_a_program_that_ends_ends_the_proxy(
     with socket.create_server(("127.0.0.1", 0)) as passed:
         monkeypatch.setattr(passed_sockets, "_FIRST", passed.fileno())
         proxy = tmp_path / "proxy"
-        told = f"$LISTEN_PID $$ $(readlink /proc/$$/fd/{passed.fileno()}) $*"
+        monkeypatch.setenv("LISTEN_PIDFDID", "7")  # of a newer systemd: that of this process
+        told = f"$LISTEN_PID $$ -$LISTEN_PIDFDID $(readlink /proc/$$/fd/{passed.fileno()}) $*"
         proxy.write_text(f'#!/bin/sh\necho "{told}" >{pid}\nexec sleep 600\n')
         proxy.chmod(0o755)
 
@@ -113,8 +132,8 @@ def test_a_program_that_ends_ends_the_proxy(
             threading.Thread(target=kill_it).start()
             served.serve(str(proxy), 1, "127.0.0.1:1", 300.0)
         inode = os.fstat(passed.fileno()).st_ino
-    own, itself, *words = pid.read_text().split()
-    assert own == itself
+    own, itself, other, *words = pid.read_text().split()
+    assert own == itself and other == "-"
     assert words == [f"socket:[{inode}]", "--exit-idle-time=300s", "127.0.0.1:1"]
     with pytest.raises(ProcessLookupError):
         os.kill(int(own), 0)

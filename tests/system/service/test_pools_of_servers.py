@@ -69,7 +69,7 @@ def test_servers_of_one_port_answer_side_by_side(
         for job in started:
             ((host, port),) = found[str(job["result"])]
             notes = job["notes"]
-            assert isinstance(notes, list) and f"it listens on {host}:{port}" in notes
+            assert isinstance(notes, list) and f"it listens on {host}:{port}" in notes, notes
         places = [each for (each,) in found.values()]
         assert len({*places, ("127.0.0.1", int((place / "chat.sock.port").read_text()))}) == 3
         for each in places:

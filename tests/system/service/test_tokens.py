@@ -3,14 +3,16 @@ one of before, also after a restart of phosd.
 """
 
 import os
+import sqlite3
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from phosd.engine.job.affected import InterruptedJob
-from phosd.engine.job.journal import JobRecord, Journal
+from phosd.engine.job.journal import JobRecord, Journal, read_records
 from phosd.engine.system.procfs import boot_id
 from phosd.errors import OutOfSpace
 from phosd.service.config import Config
@@ -107,6 +109,33 @@ def test_what_phosd_did_not_survive_has_failed(
         message = service.get(job, "Job1", "Message")
         assert "phosd ended while the job ran; its program runs on" in message
     assert not engine.stored
+
+
+def test_an_end_that_is_not_recorded_is_no_failure(bus: str, config: Config) -> None:
+    """The client is to ask again; figures that nobody can read are left out."""
+    engine = ready()
+    with serving(bus, config, engine) as service:
+        job = service.start(*CHECKPOINT)
+        wait_for(service, job, "done")
+        assert read_records(config.runtime_dir / "journal") == []
+    history = config.state_dir / "history.db"
+    _change(history, "update jobs set state = 'running', details = '['")
+    with serving(bus, config, engine) as service:
+        assert service.start(*CHECKPOINT) == job, "an earlier phosd has not ended it"
+        assert service.get(job, "Job1", "State") == '"failed"'
+    with serving(bus, config, engine) as service:
+        _change(history, "update jobs set state = 'running'")
+        with pytest.raises(RuntimeError, match="what has come of job 1 is not in the history yet"):
+            service.start(*CHECKPOINT)
+        _change(history, "update jobs set state = 'done'")
+        assert service.start(*CHECKPOINT) == job
+        assert service.get(job, "Job1", "Details") == "0"
+    assert len(engine.stored) == 1
+
+
+def _change(history: Path, how: str) -> None:
+    with closing(sqlite3.connect(history)) as database, database:
+        database.execute(how)
 
 
 def test_another_user_s_token_is_another_one(bus: str, config: Config) -> None:

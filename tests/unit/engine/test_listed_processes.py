@@ -4,6 +4,7 @@ import os
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,7 @@ def test_one_that_cannot_be_looked_at_is_listed_as_before(
         pid=program.pid,
         start_time=start.start_time,
         uid=0,
-        command=("sleep",),
+        command=("sleep", "600"),
         gpus=(0,),
         device_bytes=5,
         hook_state="hooked",
@@ -71,6 +72,8 @@ def test_one_that_cannot_be_looked_at_is_listed_as_before(
     (listed,) = found(tmp_path, {program.pid: before})
     assert (listed.pid, listed.device_bytes) == (program.pid, 5)
     assert listed.reason == "it could not be looked at"
+    replaced = replace(before, command=("train",))
+    assert found(tmp_path, {program.pid: replaced}) == [], "it has become another program"
     program.kill()
     program.wait()
     assert found(tmp_path, {program.pid: before}) == []

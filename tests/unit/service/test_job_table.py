@@ -11,7 +11,17 @@ from phosd.engine.job.progress import Progress
 from phosd.errors import Busy, InvalidOption, Unsupported
 from phosd.service.jobs.limits import JobLimits
 from phosd.service.jobs.listener import Listener
-from phosd.service.jobs.table import IDLE, KEPT, WAITING, Job, JobState, JobTable, Outcome, Task
+from phosd.service.jobs.table import (
+    IDLE,
+    KEPT,
+    RECALLED,
+    WAITING,
+    Job,
+    JobState,
+    JobTable,
+    Outcome,
+    Task,
+)
 
 
 class Witness:
@@ -108,7 +118,8 @@ def test_a_token_is_its_user_s_own() -> None:
 
 def test_a_job_that_is_not_here_any_more_is_recalled_by_its_token() -> None:
     async def run() -> None:
-        past = Job(3, task(nothing, token="a"), 0.0, state=JobState.DONE)
+        meant = dataclasses.replace(task(nothing, token="a"), process="boot 7 1")
+        past = Job(3, meant, 0.0, state=JobState.DONE)
         asked: list[tuple[int, str]] = []
 
         def recall(owner: int, token: str) -> Job | None:
@@ -121,12 +132,42 @@ def test_a_job_that_is_not_here_any_more_is_recalled_by_its_token() -> None:
         assert table.numbered(3) is past
         other = table.submit(task(nothing, token="b"), accept)
         assert other.number == 7
-        with pytest.raises(InvalidOption, match="token 'a' belongs to job 3"):
-            table.submit(dataclasses.replace(past.task, target="8"), accept)
+        of_another = dataclasses.replace(meant, target="8")
+        of_its_pid = dataclasses.replace(meant, process="boot 7 2")
+        for wanted in (of_another, of_its_pid):
+            with pytest.raises(InvalidOption, match="token 'a' belongs to job 3"):
+                table.submit(wanted, accept)
         assert asked == [(0, "a"), (0, "b")]
         await table.close()
 
     asyncio.run(run())
+
+
+def test_jobs_that_are_recalled_take_the_place_of_no_others() -> None:
+    witness = Witness()
+
+    def recall(owner: int, token: str) -> Job | None:
+        past = dataclasses.replace(task(nothing, token=token), owner=owner)
+        return Job(int(token), past, 0.0, state=JobState.DONE) if token.isdecimal() else None
+
+    async def run() -> None:
+        listener = dataclasses.replace(witness.listener(), recall=recall)
+        table = JobTable(listener, 1000)
+        ended = table.submit(task(nothing), accept)
+        await table.wait(ended)
+        theirs = dataclasses.replace(task(nothing, token="1"), owner=7)
+        first = table.submit(theirs, accept)
+        for number in range(2, 2 * KEPT):
+            table.submit(task(nothing, token=str(number)), accept)
+        assert table.numbered(1000) is ended and table.numbered(1) is first
+        there = [each for each in range(2, 2 * KEPT) if table.numbered(each)]
+        assert there == [*range(2 * KEPT - RECALLED, 2 * KEPT)], "a few of each user"
+        assert table.submit(theirs, accept) is first
+        await table.close()
+
+    asyncio.run(run())
+    forgotten = [number for what, number in witness.heard if what == "forgotten"]
+    assert forgotten == [*range(2, 2 * KEPT - RECALLED)]
 
 
 def test_closing_cancels_what_runs_and_waits_for_it() -> None:

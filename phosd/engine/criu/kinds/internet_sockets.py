@@ -85,15 +85,19 @@ class InternetSockets(FileKind):
         return changed(entry, partial(_moved, names.ports))
 
 
-def listening_ports_taken(files: SavedFiles) -> frozenset[int]:
-    """Return the TCP ports on which a saved tree listens, and which another program has now."""
-    listening = {
+def listening_ports(files: SavedFiles) -> frozenset[int]:
+    """Return the TCP ports on which a saved tree listens."""
+    return frozenset(
         number_in(each, InetSkEntry.SRC_PORT)
         for each in files.of(FileEntry.ISK)
         if number_in(each, InetSkEntry.STATE) == tcp.State.LISTENING
-    }
+    )
+
+
+def listening_ports_taken(files: SavedFiles) -> frozenset[int]:
+    """Return those of them that another program has now."""
     taken = {port for protocol, (_, port) in _taken(files) if protocol == "TCP"}
-    return frozenset(listening & taken)
+    return listening_ports(files) & taken
 
 
 def _taken(files: SavedFiles) -> Iterator[tuple[str, tcp.Place]]:

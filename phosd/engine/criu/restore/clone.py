@@ -13,8 +13,8 @@ other names there, too.
 
 import os
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property, partial
 
@@ -22,13 +22,13 @@ from phosd.engine.criu.files.file_worker import Copied, Inode
 from phosd.engine.criu.files.sqlite import is_database
 from phosd.engine.criu.images.saved_files import SavedFiles
 from phosd.engine.criu.kinds import registry
-from phosd.engine.criu.kinds.internet_sockets import listening_ports_taken
+from phosd.engine.criu.kinds.internet_sockets import listening_ports, listening_ports_taken
 from phosd.engine.criu.kinds.kind import CloneNames
 from phosd.engine.criu.kinds.locks import Lock, locked, locks_of
 from phosd.engine.criu.restore.private_copy import private_copy
 from phosd.engine.criu.restore.saved_tree import SavedTree
 from phosd.engine.image.cpu_manifest import OpenFile
-from phosd.engine.system.free_ports import free_port
+from phosd.engine.system.free_ports import ports_for
 from phosd.errors import Reason, Unsupported
 
 _SHOWN = 5
@@ -61,6 +61,8 @@ class Clone:
     name: str
     files: CloneFiles
     ports: ClonePorts = ClonePorts.MOVE
+    moved: dict[int, int] = field(default_factory=dict, compare=False)
+    """The TCP ports on which it listens, by those that others have instead, once that is known."""
 
     @cached_property
     def written(self) -> tuple[OpenFile, ...]:
@@ -92,13 +94,13 @@ class Clone:
         return tuple(lock for lock in locks if lock.path not in copied)
 
     @cached_property
-    def moved_ports(self) -> frozenset[int]:
-        """The TCP ports instead of which it listens on others: none by which it calls itself."""
+    def movable_ports(self) -> frozenset[int]:
+        """The TCP ports instead of which it may listen on others: none by which it calls itself."""
         if self.ports is ClonePorts.REFUSE:
             return frozenset()
         ends = (end for each in self.tree.details.connections for end in each.ends)
         own = {int(end.address[1]) for end in ends}
-        return listening_ports_taken(SavedFiles(self.tree.folder)) - own
+        return listening_ports(SavedFiles(self.tree.folder)) - own
 
     def require_possible(self) -> None:
         """Raise :class:`Unsupported`, naming what the clone cannot have beside others."""
@@ -121,7 +123,7 @@ class Clone:
                 reason=Reason.TAKEN,
             )
         files = SavedFiles(self.tree.folder)
-        if taken := [*registry.taken(files, self.tree.details, self.moved_ports)]:
+        if taken := [*registry.taken(files, self.tree.details, self.movable_ports)]:
             raise _taken(taken)
 
     def _databases(self) -> Iterator[str]:
@@ -143,11 +145,12 @@ class Clone:
     def private_copy(self) -> Iterator[SavedTree]:
         """Yield the tree with CRIU's files as the clone needs them."""
         paths = {os.fsencode(file.path): os.fsencode(file.target) for file in self.copies}
-        with ExitStack() as chosen:
-            ports = {port: chosen.enter_context(free_port()) for port in self.moved_ports}
-            names = CloneNames(paths, ports)
-            change = partial(registry.in_clone, names=names)
-            yield chosen.enter_context(private_copy(self.tree, change))
+        taken = partial(listening_ports_taken, SavedFiles(self.tree.folder))
+        with ports_for(self.movable_ports, taken) as ports:
+            self.moved.update((port, new) for port, new in ports.items() if new != port)
+            change = partial(registry.in_clone, names=CloneNames(paths, self.moved))
+            with private_copy(self.tree, change) as copy:
+                yield copy
 
 
 def _taken(what: list[str]) -> Unsupported:

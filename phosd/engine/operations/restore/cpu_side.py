@@ -26,7 +26,7 @@ from phosd.engine.node.node import Node
 from phosd.engine.operations.admission import require_room_for_processes
 from phosd.engine.operations.restore.options import RestoreOptions
 from phosd.engine.operations.restore.original import require_ended
-from phosd.engine.program import doors, driver_checkpoint
+from phosd.engine.program import driver_checkpoint
 from phosd.engine.program.driver_checkpoint import GpuPairs
 from phosd.engine.program.follower import of_user
 from phosd.errors import Internal, Reason, Unsupported
@@ -77,10 +77,8 @@ class CpuSide:
             return
         for file in clone.copies:
             progress.note(f"the clone writes to {file.target}, not to {file.path}")
-        if clone.moved_ports:
-            others = ", ".join(map(str, sorted(clone.moved_ports)))
-            here = ", ".join(doors.places(self.ids.values()))
-            progress.note(f"the clone listens on {here}, since others have its port {others}")
+        for port, other in sorted(clone.moved.items()):
+            progress.note(f"the clone listens on port {other}; another program has port {port}")
 
     def tell_files(self, progress: Progress) -> None:
         """Note what is done with files that are not as they were saved."""
