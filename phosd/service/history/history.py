@@ -389,7 +389,7 @@ class History:
         return self._database.recall(sql, params)
 
     def then(self, work: Callable[[], None]) -> None:
-        """Have ``work`` done by another thread when all that was recorded before is in the file."""
+        """Call ``work`` in another thread when all that was recorded before is in the file."""
         self._database.record(lambda _: work())
 
     def flush(self) -> None:
