@@ -379,9 +379,7 @@ class History:
         return {row["id"]: row["crashes"] for row in rows}
 
     def query(self, sql: str, params: Any = ()) -> list[Row]:
-        """Return the rows of a reading statement. Raises :class:`Internal` when the file cannot be
-        read.
-        """
+        """Return the rows of a reading statement. Raises :class:`Internal` if that fails."""
         return self._database.query(sql, params)
 
     def recall(self, sql: str, params: Any = ()) -> list[Row]:
