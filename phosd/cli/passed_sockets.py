@@ -126,7 +126,7 @@ class Served:
                 self._await_end(passing)
             finally:
                 passing.terminate()
-        if passing.returncode:
+        if passing.returncode not in (0, -signal.SIGTERM):  # with which systemd stops all at once
             raise CommandError(
                 "Internal",
                 f"{Path(proxy).name} has failed ({passing.returncode}), and process {self._pid} is "
