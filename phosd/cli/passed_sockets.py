@@ -67,18 +67,27 @@ def require_proxy() -> str:
 
 def only_door(pid: int, doors: Sequence[str]) -> str:
     """Return where the proxy finds a process that listens on ``doors``. Raises
-    :class:`CommandError` unless that is one.
+    :class:`CommandError` unless that is one socket, or one port at several addresses.
     """
-    if len(doors) != 1:
-        where = f"on {', '.join(doors)}" if doors else "nowhere"
+    if not doors:
         raise CommandError(
             "Unsupported",
-            f"process {pid} listens {where}, and callers are passed on to a program that listens "
-            "on one socket; pass them on yourself (`phos ps PID` says where it listens)",
+            f"process {pid} listened nowhere, so nobody could call it, and has been ended; save "
+            "the program when it listens, and make the pool of that image",
         )
-    host, colon, port = doors[0].rpartition(":")
+    found = [door.rpartition(":") for door in doors]
+    if len(doors) > 1 and len({(colon, port) for _, colon, port in found}) > 1:
+        raise CommandError(
+            "Unsupported",
+            f"process {pid} listened on {', '.join(doors)}, of which phos does not know the one "
+            "that is called, and has been ended; start one without --serve, and pass callers on "
+            "yourself (`phos ps PID` says where it listens)",
+        )
     local = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
-    return f"{local.get(host, host)}{colon}{port}"
+    hosts = {local.get(host, host) for host, _, _ in found}
+    _, colon, port = found[0]
+    host = next((each for each in local.values() if each in hosts), min(hosts))
+    return f"{host}{colon}{port}"
 
 
 class Served:

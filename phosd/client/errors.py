@@ -123,6 +123,11 @@ def _of_call(error: "CallError", bus: str) -> PhosError:
             f"phosd did not start when it was called: {error.text}",
             hint="`journalctl -u phosd` tells why",
         )
+    if error.name.endswith(".NoReply") and "disconnected" in error.text:
+        return NoDaemon(
+            "phosd ended before it answered, and may have begun what was asked",
+            hint="`phos history` shows it; a call with a token may be repeated with that",
+        )
     if error.name.endswith(".Disconnected"):
         return NoBus(error.text, hint="connect again: a client does not outlive its bus")
     if error.name.endswith(".UnknownObject"):

@@ -30,7 +30,7 @@ Tcp = Literal["refuse", "close"]
 Then = Literal["run", "end", "hold"]
 Files = Literal["rollback", "keep", "cut", "as-is"]
 CloneFiles = Literal["copy", "share", "refuse"]
-ClonePorts = Literal["move", "refuse"]
+ClonePorts = Literal["move", "always", "refuse"]
 
 
 class NoOptions(TypedDict, total=False):
@@ -257,7 +257,8 @@ class RestoreOptions(JobOptions, total=False):
         ClonePorts,
         Said(
             "Where another program has a TCP port on which the program listened, a clone listens "
-            "on another one, which the job's notes tell (`move`), or is to `refuse`.",
+            "on another one, which the job's notes tell (`move`), or is to `refuse`; or it "
+            "`always` does, as programs of pools do.",
             "move",
             feature="clone-ports",
         ),

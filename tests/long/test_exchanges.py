@@ -66,6 +66,7 @@ def test_three_take_turns(bus: str, place: Path, server: Server, undisturbed: Un
     for name in names:
         server(name)
     steps = dict.fromkeys(names, 0)
+    right = undisturbed("single", EXCHANGES + 2)  # before the GPU is full
     samples: list[Sample] = []
     with phosd(bus, place) as daemon:
         for row in phos(bus, place, "ps"):
@@ -83,7 +84,7 @@ def test_three_take_turns(bus: str, place: Path, server: Server, undisturbed: Un
                 with connected(place, last) as caller:
                     step, digest = asked(caller)
                 assert step == steps[last]
-                assert undisturbed("single", step + 1)[step] == digest
+                assert right[step] == digest
                 steps[last] += 1
                 if number >= _WARM:
                     samples.append(sample(daemon.pid, place))

@@ -89,10 +89,11 @@ class Manager:
         resting = {pid for each in self.engine.suspended() for pid in each.pids}
         for record in records:
             done = said.get(record.job, "the machine was started anew, so its processes are gone")
+            pid = ""
             if record.operation == "start" and record.job in said:
-                done = told_of_start(record, done, resting)
+                done, pid = told_of_start(record, done, resting)
             _log.warning("job %d was interrupted: %s", record.job, done)
-            self.history.interrupted(record, done)
+            self.history.interrupted(record, done, pid)
         self.history.settle(time.time())
         await asyncio.to_thread(self.history.flush)
         for record in records:

@@ -295,7 +295,7 @@ class Moves:
         if view is None or step.outcome is not EvacuationOutcome.SUSPEND:
             return []
         said = ["no call will wake it any more"] if view.sleeper is not None else []
-        if view.pool and view.process.away is not None:
+        if view.waits:
             said.append(
                 f"`phos start {view.pool}` would bring it back there; `phos pool scale {view.pool} "
                 "--hollow 0 --ready 0` ends it instead"

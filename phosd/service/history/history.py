@@ -154,7 +154,7 @@ class History:
 
         self._database.record(run)
 
-    def interrupted(self, record: JobRecord, settled: str) -> None:
+    def interrupted(self, record: JobRecord, settled: str, result: str = "") -> None:
         """Record a job that an earlier phosd left unfinished, and how it was settled."""
         row = {
             "id": record.job,
@@ -166,6 +166,7 @@ class History:
             "ended": time.time(),
             "error": "Internal",
             "message": f"phosd ended while the job ran; {settled}",
+            "result": result,
             "token": record.token,
         }
         self._database.record(lambda db: db["jobs"].upsert(storable(row), pk="id"))

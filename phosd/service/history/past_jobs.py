@@ -18,6 +18,7 @@ from phosd.service.history.history import History
 from phosd.service.jobs.job import Job, JobState, Outcome, Task
 
 _OF_TOKEN = "select * from jobs where owner = ? and token = ? order by id desc limit 1"
+_WITH_ANOTHER = "with this token it is always told so; take another one to have it done again"
 _PHASES = "select * from job_phases where job = ? order by position"
 
 
@@ -65,7 +66,7 @@ def _end_of(row: Row) -> tuple[JobState, PhosError | None]:
         error = errors.named(row["error"], row["message"], reason=row["reason"] or "")
         return JobState(state), error
     message = row["message"] or "phosd ended while the job ran"
-    return JobState.FAILED, Internal(message, hint="`phos recover` tells of its program")
+    return JobState.FAILED, Internal(message, hint=_WITH_ANOTHER)
 
 
 def _progress_of(row: Row, phases: list[Row]) -> Progress:

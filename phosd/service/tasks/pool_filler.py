@@ -104,7 +104,7 @@ class PoolFiller:
     async def _made(self, kept: KeptPool, clone: str) -> None:
         pool = kept.pool
         manifest = await asyncio.to_thread(self._engine.image, pool.image)
-        request = RestoreRequest(clone=clone, hollow=True)
+        request = RestoreRequest(clone=clone, clone_ports="always", hollow=True)
 
         def work(progress: Progress) -> Outcome:
             pid = self._engine.restore(pool.image, request, pool.owner, progress)

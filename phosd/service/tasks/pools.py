@@ -254,7 +254,7 @@ class Pools:
                     kept.resuming -= 1
                     kept.waiting[:0] = back
         try:
-            request = RestoreRequest(clone=clone_name(pool))
+            request = RestoreRequest(clone=clone_name(pool), clone_ports="always")
             pid = self._engine.restore(pool.image, request, pool.owner, progress)
             return self._runs(kept, procfs.process_id(pid), IMAGE, progress)
         finally:
@@ -343,14 +343,16 @@ def pool_of(name: str, manifest: Manifest, request: PoolRequest) -> Pool:
     return Pool(name, manifest.owner, manifest.id, called=manifest.called).scaled(request)
 
 
-def told_of_start(record: JobRecord, settled: str, resting: Collection[int]) -> str:
-    """Say what has come of a start that phosd did not survive, and whose pid nobody was told.
-    ``settled``: what is said of other jobs; ``resting``: the processes that are suspended now.
+def told_of_start(record: JobRecord, settled: str, resting: Collection[int]) -> tuple[str, str]:
+    """Say what has come of a start that phosd did not survive, and whose pid nobody was told; and
+    that pid, if it runs. ``settled``: what is said of other jobs; ``resting``: the processes that
+    are suspended now.
     """
     known = record.affected.processes if record.affected is not None else ()
     pids = [each.pid for each in known if each.start_time is not None]
     if not pids:  # one was being restored
-        return settled
+        return settled, ""
     if {*resting} & {*pids}:
-        return f"no program of the pool was started; `phos start {record.target}` starts one"
-    return f"process {min(pids)} of the pool runs; `phos pool ls {record.target}` lists what does"
+        return f"no program of the pool was started; `phos start {record.target}` starts one", ""
+    text = f"process {min(pids)} of the pool runs; `phos pool ls {record.target}` lists what does"
+    return text, str(min(pids))

@@ -4,6 +4,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -17,7 +18,6 @@ from phosd.cli.passed_sockets import (
     only_door,
     require_proxy,
     require_sockets,
-    told_later,
 )
 from phosd.client.errors import CommandError
 from tests.support.harness import wait_until
@@ -71,15 +71,26 @@ def test_without_a_socket_nothing_is_started(monkeypatch: pytest.MonkeyPatch) ->
         (["10.1.2.3:80"], "10.1.2.3:80"),
         (["/run/chat.sock"], "/run/chat.sock"),
         (["@chat"], "@chat"),
+        (["0.0.0.0:80", "[::]:80"], "127.0.0.1:80"),
+        (["10.1.2.3:80", "[::1]:80"], "[::1]:80"),
+        (["10.1.2.3:80", "10.1.2.4:80"], "10.1.2.3:80"),
     ],
 )
 def test_where_the_proxy_finds_it(doors: list[str], place: str) -> None:
     assert only_door(7, doors) == place
 
 
-@pytest.mark.parametrize("doors", [[], ["127.0.0.1:1", "127.0.0.1:2"]])
-def test_one_that_listens_on_more_or_less_is_refused(doors: list[str]) -> None:
-    with pytest.raises(CommandError, match="listens on one socket") as caught:
+@pytest.mark.parametrize(
+    ("doors", "said"),
+    [
+        ([], "listened nowhere"),
+        (["127.0.0.1:1", "127.0.0.1:2"], "without --serve"),
+        (["127.0.0.1:1", "/run/chat.sock"], "without --serve"),
+        (["/run/a.sock", "/run/b.sock"], "without --serve"),
+    ],
+)
+def test_one_that_listens_on_more_or_less_is_refused(doors: list[str], said: str) -> None:
+    with pytest.raises(CommandError, match=said) as caught:
         only_door(7, doors)
     assert caught.value.code == "Unsupported"
 
@@ -94,22 +105,31 @@ def test_the_program_ends_with_what_serves_it(program: "subprocess.Popen[bytes]"
 
 def test_sigterm_ends_both(program: "subprocess.Popen[bytes]") -> None:
     with Served(program.pid):
-        os.kill(os.getpid(), signal.SIGTERM)
+        signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
         time.sleep(20)
         pytest.fail("it went on")
     assert program.wait(20) == -signal.SIGTERM
 
 
+TOLD_EARLY = """
+import os, signal, sys
+from phosd.cli.passed_sockets import Served, told_later
+with told_later():
+    os.kill(os.getpid(), signal.SIGTERM)
+    with Served(int(sys.argv[1])) as served:
+        served.take_signals()
+        print("it went on")
+print(signal.pthread_sigmask(signal.SIG_BLOCK, ()))
+"""
+
+
 def test_a_signal_that_comes_while_it_is_started_ends_it(
     program: "subprocess.Popen[bytes]",
 ) -> None:
-    with told_later():
-        os.kill(os.getpid(), signal.SIGTERM)
-        with Served(program.pid) as served:
-            served.take_signals()
-            pytest.fail("it went on")
+    words = [sys.executable, "-c", TOLD_EARLY, str(program.pid)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "set()\n"), done.stderr
     assert program.wait(20) == -signal.SIGTERM
-    assert not signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 
 def test_a_program_that_ends_ends_the_proxy(

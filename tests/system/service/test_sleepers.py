@@ -160,7 +160,8 @@ def test_it_falls_asleep_again(
             answer = asked(caller)
         assert answer[0] == 2 and is_right(undisturbed, answer)
         wait_for(bus, place, target, *AWAKE)
-        phos(bus, place, "resume", pid)
+        # It may be falling asleep at this very moment.
+        wait_until(lambda: not phos_ended(bus, place, "resume", pid).returncode, "it to be awake")
         wait_for(bus, place, target, *AS_ANY)
         phos(bus, place, "suspend", pid, "--idle", "1")
     with phosd(bus, place):
@@ -247,6 +248,7 @@ def test_two_that_have_room_for_one(
             phos(bus, place, "suspend", str(each.pid), "--idle", "600")
         with connected(place, "one") as caller:
             assert asked(caller)[0] == 0
+        undisturbed("single", 3)  # before the GPU is full: what was computed once is kept
         full = start("filler", place, hooked=False, arguments=("0", str(4 << 20)))
         try:
             wait_until(lambda: b"took" in full.log.read_bytes(), "the memory to be taken")

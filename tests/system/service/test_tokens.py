@@ -18,6 +18,7 @@ from phosd.errors import OutOfSpace
 from phosd.service.config import Config
 from tests.support.bus import busctl
 from tests.support.fake_engine import FakeEngine, manifest
+from tests.support.harness import wait_until
 from tests.support.service import Service, serving
 from tests.system.service.test_jobs import STRANGER, wait_for
 
@@ -117,7 +118,7 @@ def test_an_end_that_is_not_recorded_is_no_failure(bus: str, config: Config) -> 
     with serving(bus, config, engine) as service:
         job = service.start(*CHECKPOINT)
         wait_for(service, job, "done")
-        assert read_records(config.runtime_dir / "journal") == []
+        wait_until(lambda: not read_records(config.runtime_dir / "journal"), "it to be written")
     history = config.state_dir / "history.db"
     _change(history, "update jobs set state = 'running', details = '['")
     with serving(bus, config, engine) as service:

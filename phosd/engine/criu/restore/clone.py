@@ -45,11 +45,12 @@ class CloneFiles(StrEnum):
 
 
 class ClonePorts(StrEnum):
-    """What becomes of TCP ports on which the program listened, and that another program has: the
-    clone listens on others, or there is no clone.
+    """On which TCP ports a clone listens: on others where another program has the program's own, or
+    always on others; or there is no clone where another program has them.
     """
 
     MOVE = "move"
+    ALWAYS = "always"
     REFUSE = "refuse"
 
 
@@ -62,7 +63,7 @@ class Clone:
     files: CloneFiles
     ports: ClonePorts = ClonePorts.MOVE
     moved: dict[int, int] = field(default_factory=dict, compare=False)
-    """The TCP ports on which it listens, by those that others have instead, once that is known."""
+    """The TCP ports on which it listens, by those that it had, once that is known."""
 
     @cached_property
     def written(self) -> tuple[OpenFile, ...]:
@@ -126,6 +127,12 @@ class Clone:
         if taken := [*registry.taken(files, self.tree.details, self.movable_ports)]:
             raise _taken(taken)
 
+    def _ports_of_others(self) -> frozenset[int]:
+        """Return the ports that it cannot or is not to have."""
+        if self.ports is ClonePorts.ALWAYS:
+            return self.movable_ports
+        return listening_ports_taken(SavedFiles(self.tree.folder))
+
     def _databases(self) -> Iterator[str]:
         """Yield the databases of SQLite that the program writes to."""
         for file in self.tree.details.written_files:
@@ -145,8 +152,7 @@ class Clone:
     def private_copy(self) -> Iterator[SavedTree]:
         """Yield the tree with CRIU's files as the clone needs them."""
         paths = {os.fsencode(file.path): os.fsencode(file.target) for file in self.copies}
-        taken = partial(listening_ports_taken, SavedFiles(self.tree.folder))
-        with ports_for(self.movable_ports, taken) as ports:
+        with ports_for(self.movable_ports, self._ports_of_others) as ports:
             self.moved.update((port, new) for port, new in ports.items() if new != port)
             change = partial(registry.in_clone, names=CloneNames(paths, self.moved))
             with private_copy(self.tree, change) as copy:

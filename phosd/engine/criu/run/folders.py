@@ -3,13 +3,22 @@
 import contextlib
 import os
 import tempfile
+import threading
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TypeAlias
 
 from phosd.engine.criu.run.invocation import Owner
 from phosd.engine.image.cpu_manifest import WRITTEN
 from phosd.engine.system.removal import remove_trees
 from phosd.errors import Internal
+
+_Inode: TypeAlias = tuple[int, int]
+"""The numbers of a file's device and of itself."""
+_lent = Counter[_Inode]()
+"""How many restores read each file that is lent to a group."""
+_lending = threading.Lock()
 
 
 def require_private(folder: Path) -> None:
@@ -51,24 +60,43 @@ def lent(folder: Path, owner: Owner) -> Iterator[None]:
 
 @contextlib.contextmanager
 def readable(folder: Path, owner: Owner) -> Iterator[None]:
-    """Let the owner's group read the folder's files; CRIU gets the folder as a descriptor."""
+    """Let the owner's group read the folder's files; CRIU gets the folder as a descriptor. Several
+    restores of an image may have the same files, by links, and the last one closes each.
+    """
     if owner.is_root:
         yield
         return
+    lent: list[_Inode] = []
     try:
-        for path in _of_criu(folder):
-            os.chown(path, 0, owner.gid, follow_symlinks=False)
-            path.chmod(0o750 if path.is_dir() else 0o640)
+        with _lending:
+            for path in _of_criu(folder):
+                lent.append(_inode(path))
+                _lent[lent[-1]] += 1
+                os.chown(path, 0, owner.gid, follow_symlinks=False)
+                path.chmod(0o750 if path.is_dir() else 0o640)
         yield
     finally:
-        close_to_others(folder)
+        with _lending:
+            _lent.subtract(lent)
+            for inode in lent:
+                if not _lent[inode]:
+                    del _lent[inode]
+            close_to_others(folder)
 
 
 def close_to_others(folder: Path) -> None:
-    """Return an image's folder, which a restore lent to its owner's group, to root alone."""
+    """Return an image's folder, which a restore lent to its owner's group, to root alone; but for
+    files that another restore reads.
+    """
     for path in (folder, *folder.rglob("*")):
-        path.chmod(0o700 if path.is_dir() else 0o600)
-        os.chown(path, 0, 0, follow_symlinks=False)
+        if _inode(path) not in _lent:
+            path.chmod(0o700 if path.is_dir() else 0o600)
+            os.chown(path, 0, 0, follow_symlinks=False)
+
+
+def _inode(path: Path) -> _Inode:
+    status = path.lstat()
+    return status.st_dev, status.st_ino
 
 
 def _of_criu(folder: Path) -> list[Path]:

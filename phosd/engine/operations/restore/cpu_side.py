@@ -69,16 +69,14 @@ class CpuSide:
         self._opened.close()
 
     def tell_copies(self, progress: Progress) -> None:
-        """Note the files that a clone has for itself, and where it listens if others have its
-        ports.
-        """
+        """Note the files and the ports that a clone has for itself."""
         clone = self._options.clone
         if clone is None:
             return
         for file in clone.copies:
             progress.note(f"the clone writes to {file.target}, not to {file.path}")
         for port, other in sorted(clone.moved.items()):
-            progress.note(f"the clone listens on port {other}; another program has port {port}")
+            progress.note(f"the clone listens on port {other}, not on port {port}")
 
     def tell_files(self, progress: Progress) -> None:
         """Note what is done with files that are not as they were saved."""

@@ -44,7 +44,7 @@ class RestoreOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     (``FILE.clone-NAME``, as the file was at the checkpoint), or may ``share`` those that it only
     appends to, or there is none if it would write to any (``refuse``).
     ``clone_ports``: where another program has a TCP port on which the program listened, a clone
-    listens on another one (``move``), or there is none (``refuse``).
+    listens on another one (``move``), or there is none (``refuse``); or it ``always`` does.
     ``gpu``: a GPU of this node, or ``OLD:NEW`` for each of several (``placement.py``); in place of
     those that are not named, it gets the same, or others like them. ``cgroups_of``: the pid of a
     process of the image's owner, in whose cgroups the program goes on; 0: in those that it was in.
