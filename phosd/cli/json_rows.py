@@ -176,6 +176,7 @@ class ProgramRow(TypedDict):
     """A line of `phos status`: a program."""
 
     name: str | None
+    pool: str | None
     user_name: str
     pids: list[int]
     gpus: list[int]

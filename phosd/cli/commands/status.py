@@ -61,7 +61,7 @@ def status(settings: Settings) -> None:
     settings.rows(
         [_row(each, found, now) for each in all_programs],
         {
-            "NAME": lambda row: row["name"] or (f"pid {row['pids'][0]}" if row["pids"] else "-"),
+            "NAME": _called,
             "USER": lambda row: row["user_name"],
             "GPU": lambda row: ", ".join(map(str, row["gpus"])),
             "MEMORY": lambda row: human_bytes(row["device_bytes"]),
@@ -176,6 +176,14 @@ def _next(seconds: float | None, protection: Protection) -> str:
     return "late" if protection is Protection.LATE else f"in {since(0.0, max(0.0, seconds))}"
 
 
+def _called(row: Mapping[str, Any]) -> str:
+    """Return the name of a program; one without a name has a pid, and perhaps a pool."""
+    if row["name"] or not row["pids"]:
+        return row["name"] or "-"
+    pid = f"pid {row['pids'][0]}"
+    return f"{row['pool']}, {pid}" if row["pool"] else pid
+
+
 def _row(program: Program, found: Managed, now: float) -> dict[str, Any]:
     pids = {each.pid for each in program.processes}
     gpus = {
@@ -188,6 +196,7 @@ def _row(program: Program, found: Managed, now: float) -> dict[str, Any]:
     made = image.created if image is not None else None
     return {
         "name": program.name or None,
+        "pool": next((each.pool for each in program.processes if each.pool), None),
         "user_name": program.user_name,
         "pids": sorted(pids),
         "gpus": sorted(gpus),

@@ -86,8 +86,11 @@ def test_one_is_started_and_the_next_is_made(
         assert pools[first] == ("chat", False)
         assert {pools[pid] for pid in waiting} == {("chat", True)}
         listed = phos_ended(bus, place, "status", "--json").stdout.splitlines()
-        pids = {pid for line in listed for pid in json.loads(line)["pids"]}
-        assert first in pids and not waiting & pids, "what waits is no program yet"
+        programs = [json.loads(line) for line in listed]
+        assert {"chat"} == {each["pool"] for each in programs if first in each["pids"]}
+        pids = {pid for each in programs for pid in each["pids"]}
+        assert not waiting & pids, "what waits is no program yet"
+        assert f"chat, pid {first}" in phos_ended(bus, place, "status").stdout
         told = scrape(port)
         for state, count in {"waiting": 2, "running": 1, "missing": 0}.items():
             assert told["phosd_pool_programs", (("state", state),)] == count
