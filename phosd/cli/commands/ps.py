@@ -169,7 +169,7 @@ def _show(settings: Settings, path: str) -> None:
     row["kernels"], no_kernels = [], ""
     if not no_blocks:  # a hook that does not answer would let us wait twice
         row["kernels"], no_kernels = _told(settings, path, "ListKernels", _KERNEL, _MOST_KERNELS)
-    row["doors"] = _doors(settings, path)
+    row["doors"], _ = _asked(settings, path, "ListDoors")
     row["all_blocks"] = len(row["blocks"]) < _MOST_BLOCKS
     row["all_kernels"] = len(row["kernels"]) < _MOST_KERNELS
     if settings.json:
@@ -219,27 +219,22 @@ def _cut(whole: bool, shown: str) -> str:
     return "" if whole else f"only {shown}; there may be more"
 
 
-def _doors(settings: Settings, path: str) -> list[str]:
-    """Return where the process listens, as far as phosd tells."""
-    try:
-        return [*ask(settings, path, PROCESS, "ListDoors")]
-    except CallError as error:
-        if of_bus(error, settings.bus).code not in _NOTHING:
-            raise
-        return []
-
-
 def _told(
     settings: Settings, path: str, member: str, fields: Sequence[str], most: int
 ) -> tuple[list[dict[str, Any]], str]:
     """Return the rows of a list of the process, or the reason why there are none."""
+    rows, why = _asked(settings, path, member, limit=most)
+    return [dict(zip(fields, row, strict=True)) for row in rows], why
+
+
+def _asked(settings: Settings, path: str, member: str, **options: int) -> tuple[list[Any], str]:
+    """Return a list of the process, or the reason why there is none."""
     try:
-        rows = ask(settings, path, PROCESS, member, limit=most)
+        return [*ask(settings, path, PROCESS, member, **options)], ""
     except CallError as error:
         if of_bus(error, settings.bus).code not in _NOTHING:
             raise
         return [], error.text
-    return [dict(zip(fields, row, strict=True)) for row in rows], ""
 
 
 def _row(process: dict[str, Any], found: Managed) -> dict[str, Any]:

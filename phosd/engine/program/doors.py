@@ -24,6 +24,8 @@ from dataclasses import dataclass
 from phosd import unix_sockets
 from phosd.engine.system import procfs
 from phosd.engine.system.foreign_descriptor import duplicate
+from phosd.engine.system.freezer import with_those_below
+from phosd.engine.system.procfs import ProcessId
 from phosd.engine.system.tcp import State, TcpSocket, tcp_sockets, unanswered, unread
 from phosd.errors import Reason, Unsupported
 from phosd.units import counted
@@ -97,6 +99,11 @@ def places(pids: Iterable[int]) -> list[str]:
         listening = network.listening()
         found |= {inode: listening[inode] for inode in network.holders if inode in listening}
     return sorted({*found.values()})[:MOST]
+
+
+def places_of(process: ProcessId) -> list[str]:
+    """Return where a process, and those below it, listen, as :func:`places` does."""
+    return places(with_those_below([process]))
 
 
 def open_doors(pids: Collection[int]) -> Doors:

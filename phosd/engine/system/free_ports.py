@@ -34,17 +34,13 @@ def ports_for(
 
     Raises :class:`Busy` if none is found.
     """
-    with _lock:
-        others = {*taken(), *_reserved}
-        found: dict[int, int] = {}
-        try:
+    found: dict[int, int] = {}
+    try:
+        with _lock:
+            others = {*taken(), *_reserved}
             for port in sorted(wanted):
                 found[port] = _free_port() if port in others else port
                 _reserved.add(found[port])
-        except BaseException:
-            _reserved.difference_update(found.values())
-            raise
-    try:
         yield found
     finally:
         with _lock:

@@ -12,8 +12,7 @@ from phosd.engine.hook_client.link import BlockFlag, HookBlock
 from phosd.engine.job.checkpoint_history import KernelMark
 from phosd.engine.node.gpus import GpuInfo
 from phosd.engine.node.launched_kernels import KnownKernel
-from phosd.engine.program import doors
-from phosd.engine.system.freezer import with_those_below
+from phosd.engine.program.doors import places_of
 from phosd.engine.system.procfs import ProcessId
 from phosd.errors import InvalidOption, Reason, Unsupported
 from phosd.service.api.views import ImageView, ProcessView, microseconds, or_unknown
@@ -197,9 +196,7 @@ class ProcessMethods:
     @method("ListDoors")
     async def list_doors(self, caller: Caller, view: ProcessView) -> list[str]:
         """List where the process, and those below it, listen."""
-        return await self._ask(
-            caller, view, lambda _, process: doors.places(with_those_below([process]))
-        )
+        return await self._ask(caller, view, lambda _, process: places_of(process))
 
     @method("ReadLog")
     async def read_log(self, caller: Caller, view: ProcessView) -> str:

@@ -12,9 +12,8 @@ import msgspec
 from phosd.engine.image.manifest import Manifest
 from phosd.engine.job.journal import JobRecord
 from phosd.engine.job.progress import Progress
-from phosd.engine.program.doors import places
+from phosd.engine.program.doors import places_of
 from phosd.engine.system import procfs
-from phosd.engine.system.freezer import with_those_below
 from phosd.engine.system.procfs import ProcessId
 from phosd.errors import Busy, NoSuchImage, NoSuchProcess, PhosError, Unsupported, in_one_text
 from phosd.service.history.events import Event, Severity
@@ -130,8 +129,7 @@ class Pools:
         for each in [each for each in self if each.pool.stated and each.pool.name not in stated]:
             await self.remove(each.pool.name)
         told: dict[str, str] = {}
-        while rules:
-            rules = [rule for rule in rules if not await self._is_kept(rule, told)]
+        while rules := [rule for rule in rules if not await self._is_kept(rule, told)]:
             await asyncio.sleep(_STATE_AGAIN_SECONDS)
 
     async def _is_kept(self, rule: PoolRule, told: dict[str, str]) -> bool:
@@ -292,7 +290,7 @@ class Pools:
             kept.started.append(process)
         self._filler.record(kept)
         with contextlib.suppress(Unsupported):  # they are too many to look at
-            if found := places(with_those_below([process])):
+            if found := places_of(process):
                 more = f", and {len(found) - _SHOWN} more" * (len(found) > _SHOWN)
                 progress.note(f"it listens on {', '.join(found[:_SHOWN])}{more}")
         made_of = kept.pool.image if level == IMAGE else ""
@@ -326,11 +324,12 @@ def _full(kept: KeptPool) -> Busy:
 def _image_of(engine: Engine, named: str) -> Manifest:
     """Return the image that a rule names. Raises :class:`NoSuchImage`."""
     user, _, name = named.rpartition("/")
-    found = [each for each in engine.images() if named == each.id]
+    images = engine.images()
+    found = [each for each in images if named == each.id]
     if user:
         with contextlib.suppress(KeyError):  # there is no such user
             owner = int(user) if user.isdecimal() else pwd.getpwnam(user).pw_uid
-            found = [each for each in engine.images() if (each.owner, each.name) == (owner, name)]
+            found = [each for each in images if (each.owner, each.name) == (owner, name)]
     if not found:
         raise NoSuchImage(
             f"there is no image {named}", hint="write its id, or USER/NAME (`phos images`)"

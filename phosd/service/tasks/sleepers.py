@@ -11,9 +11,8 @@ import msgspec
 
 from phosd.engine.image.called import Called
 from phosd.engine.job.progress import Progress
-from phosd.engine.program.doors import places
+from phosd.engine.program.doors import places_of
 from phosd.engine.system import procfs
-from phosd.engine.system.freezer import with_those_below
 from phosd.engine.system.procfs import ProcessId
 from phosd.errors import Busy, PhosError, Reason, Unsupported
 from phosd.service.dbus.query_pool import QueryPool
@@ -81,7 +80,7 @@ class Sleepers:
         """Raise :class:`Unsupported` if nobody could call the program of a process, and
         :class:`Busy` if its user has as many sleepers as one may.
         """
-        if not await self._means.query_pool.run(target.uid, _places, target.id):
+        if not await self._means.query_pool.run(target.uid, places_of, target.id):
             raise Unsupported(
                 f"nothing would wake process {target.pid}: it listens on no socket",
                 hint="suspend it without `wake` and `idle`, and `phos resume` it",
@@ -233,7 +232,3 @@ class Sleepers:
         contexts = self._means.engine.context_bytes() * len(coming.sleeper.users)  # they are there
         needs = found.device_bytes.items() if found is not None else ()
         return all(size - contexts <= room.get(gpu, size) for gpu, size in needs)
-
-
-def _places(process: ProcessId) -> list[str]:
-    return places(with_those_below([process]))

@@ -50,7 +50,7 @@ def require_sound(details: CpuDetails, sizes: Sizes) -> None:
         kind.require_sound(details, sizes)
 
 
-def taken(files: SavedFiles, details: CpuDetails, moved: Collection[int] = ()) -> Iterator[str]:
+def taken(files: SavedFiles, details: CpuDetails, moved: Collection[int]) -> Iterator[str]:
     """Yield what a saved tree needs for itself, and another program has now, in words, but the TCP
     ports in ``moved``.
     """

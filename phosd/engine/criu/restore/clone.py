@@ -66,6 +66,10 @@ class Clone:
     """The TCP ports on which it listens, by those that it had, once that is known."""
 
     @cached_property
+    def _saved(self) -> SavedFiles:
+        return SavedFiles(self.tree.folder)
+
+    @cached_property
     def written(self) -> tuple[OpenFile, ...]:
         """The files that the program writes to, one for each path; memory with a name is none."""
         in_memory = {file.path for file in self.tree.details.memory_files}
@@ -91,8 +95,7 @@ class Clone:
     def locks(self) -> tuple[Lock, ...]:
         """The file locks that it needs. A file that is copied is the clone's alone."""
         copied = {file.path for file in self.copies}
-        locks = locks_of(SavedFiles(self.tree.folder))
-        return tuple(lock for lock in locks if lock.path not in copied)
+        return tuple(lock for lock in locks_of(self._saved) if lock.path not in copied)
 
     @cached_property
     def movable_ports(self) -> frozenset[int]:
@@ -101,7 +104,7 @@ class Clone:
             return frozenset()
         ends = (end for each in self.tree.details.connections for end in each.ends)
         own = {int(end.address[1]) for end in ends}
-        return listening_ports(SavedFiles(self.tree.folder)) - own
+        return listening_ports(self._saved) - own
 
     def require_possible(self) -> None:
         """Raise :class:`Unsupported`, naming what the clone cannot have beside others."""
@@ -123,15 +126,14 @@ class Clone:
                 "database",
                 reason=Reason.TAKEN,
             )
-        files = SavedFiles(self.tree.folder)
-        if taken := [*registry.taken(files, self.tree.details, self.movable_ports)]:
+        if taken := [*registry.taken(self._saved, self.tree.details, self.movable_ports)]:
             raise _taken(taken)
 
     def _ports_of_others(self) -> frozenset[int]:
         """Return the ports that it cannot or is not to have."""
         if self.ports is ClonePorts.ALWAYS:
             return self.movable_ports
-        return listening_ports_taken(SavedFiles(self.tree.folder))
+        return listening_ports_taken(self._saved)
 
     def _databases(self) -> Iterator[str]:
         """Yield the databases of SQLite that the program writes to."""

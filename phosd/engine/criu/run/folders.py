@@ -66,19 +66,19 @@ def readable(folder: Path, owner: Owner) -> Iterator[None]:
     if owner.is_root:
         yield
         return
-    lent: list[_Inode] = []
+    inodes: list[_Inode] = []
     try:
         with _lending:
             for path in _of_criu(folder):
-                lent.append(_inode(path))
-                _lent[lent[-1]] += 1
+                inodes.append(_inode(path))
+                _lent[inodes[-1]] += 1
                 os.chown(path, 0, owner.gid, follow_symlinks=False)
                 path.chmod(0o750 if path.is_dir() else 0o640)
         yield
     finally:
         with _lending:
-            _lent.subtract(lent)
-            for inode in lent:
+            _lent.subtract(inodes)
+            for inode in inodes:
                 if not _lent[inode]:
                     del _lent[inode]
             close_to_others(folder)
