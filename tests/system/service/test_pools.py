@@ -153,7 +153,7 @@ def test_deaths_bursts_and_bounds(bus: str, place: Path, target: Target) -> None
         with ThreadPoolExecutor(5) as clients:
             ended = [*clients.map(lambda _: phos_ended(bus, place, "start", "chat"), range(5))]
         pids = {int(done.stdout) for done in ended if done.returncode == 0}
-        assert len(pids) == 3 and all(map(procfs.process_id, pids))
+        assert len(pids) == 3 and all(map(procfs.process_id, pids)), [e.stderr for e in ended]
         assert all(
             "its output goes on in /" in done.stderr for done in ended if not done.returncode
         )
